@@ -19,7 +19,7 @@ from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.node.home import HomeNode
-from emdcfl.engines.flower.node.policy import Policy
+from emdcfl.engines.flower.node.policy import Policy, read_policy
 from emdcfl.engines.flower.node.serve import make_app
 from emdcfl.methods import METHODS, make
 
@@ -74,6 +74,12 @@ def test_every_method_can_be_named_in_a_policy() -> None:
     assert all(len(Policy(methods=[name]).tasks) >= 3 for name in METHODS)
     with pytest.raises(ConfigError, match="fedavg"):
         Policy(methods=["fedagv"])
+
+
+@pytest.mark.parametrize("key", ["tasks", "reductions"])
+def test_a_policy_names_methods_or_what_they_need(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"methods and {key}.*leave one of the two out"):
+        read_policy({"methods": ["fedavg"], key: []}, "node.toml: policy")
 
 
 @pytest.mark.slow

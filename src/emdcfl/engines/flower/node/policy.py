@@ -279,7 +279,11 @@ def read_policy(raw: Mapping[str, Any], where: str) -> Policy:
     """Check the table ``[policy]`` of a file."""
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{where} must be a table, got {raw!r}; write [policy] and its keys below")
-    return Policy(**check_options(Policy, raw, where))
+    options = check_options(Policy, raw, where)
+    both = [key for key in ("tasks", "reductions") if key in options] if options.get("methods") else []
+    if both:
+        raise ConfigError(f"{where} has methods and {both[0]}, but what the methods need would replace {both[0]}; leave one of the two out")
+    return Policy(**options)
 
 
 def _refusal(what: str, key: str, allowed: list[str]) -> PolicyError:
