@@ -234,6 +234,18 @@ def test_small_sites_can_be_left_out(tmp_path: Path) -> None:
         read_scenario(path=str(path), client="site", leave_out=["C"])
 
 
+@pytest.mark.parametrize("text", ["", "age,label\n1,2,3", "other\n1"])
+def test_files_of_a_site_that_is_left_out_are_not_read(folder: Path, text: str) -> None:
+    (folder / "site-9.csv").write_text(text)
+    assert any("site-9.csv" in error for error in check_folder(folder).errors)
+    assert "site-9" not in [site.name for site in load_folder(folder, leave_out=("site-9",)).sites]
+    (folder / "site-8.csv").write_text("")
+    (error,) = check_folder(folder, leave_out=("site-9",)).errors
+    assert "site-8.csv" in error
+    with pytest.raises(DataError, match="leaves no site"):
+        load_folder(folder, leave_out=tuple(path.stem for path in folder.iterdir()))
+
+
 def test_encoding_survives_json(folder: Path) -> None:
     scenario = load_folder(folder)
     again = TableEncoding.from_dict(scenario.encoding)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from emdcfl.data.own.checking.profiling import profile_columns
 from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning, variant_notes
 from emdcfl.data.own.formats.client_tables import read_client_tables, read_shared_table
 from emdcfl.data.own.formats.images import Header, common_shape, list_images, read_client, read_headers
-from emdcfl.data.own.formats.layout import FolderLayout, discover, site_files
+from emdcfl.data.own.formats.layout import ClientFiles, FolderLayout, discover, site_files
 from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.notes import Note, write_notes
 from emdcfl.data.own.parts import SPLITS, Divided, Raw, assemble, prepare
@@ -43,6 +43,7 @@ from emdcfl.data.types import Preprocess, Scenario
 
 Arrays = Mapping[str, Mapping[str, NDArray[Any]]]
 Headers = dict[str, list[Header | None]]
+Named = TypeVar("Named", ClientFiles, Raw)
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,14 @@ class FolderOptions:
         out = read_list(options.get("leave_out"), "--leave-out SITE,…")
         return cls(**about, rule=SplitRule.of(**options), cleaning=Cleaning.of(**options), leave_out=out)
 
-    def chosen(self, path: Path, raws: Sequence[Raw], notes: Sequence[Note]) -> tuple[list[Raw], list[Note]]:
-        """Return the clients that take part and the notes on them, with one on those left out."""
-        known, out = {raw.name for raw in raws}, set(self.leave_out)
+    def chosen(self, path: Path, sites: list[Named]) -> list[Named]:
+        """Return the sites that take part, as files or as what was read of them."""
+        known, out = {site.name for site in sites}, set(self.leave_out)
         if unknown := sorted(out - known):
             raise DataError(f"--leave-out {unknown[0]}: {path} has no such site: {nearest(unknown[0], known)}")
-        text = "sites that take no part (--leave-out): {words}"
-        more = [Note("", str(path), text, words=(names(sorted(out)),), left_out=True)] if out else []
-        return [raw for raw in raws if raw.name not in out], [*(note for note in notes if note.client not in out), *more]
+        if sites and out == known:
+            raise DataError(f"{path}: --leave-out leaves no site; name fewer")
+        return [site for site in sites if site.name not in out]
 
 
 def load_folder(path: str | Path, *, seed: int = 0, **options: Any) -> Scenario:
@@ -131,6 +132,8 @@ class FolderSamples:
 def read_folder(path: Path, how: FolderOptions) -> FolderSamples:
     """Read the files of all clients, clean them and describe them."""
     layout = discover(path, client_column=how.client)
+    if layout.kind != "table":
+        layout = replace(layout, clients=how.chosen(path, layout.clients))  # before they are read, which may fail
     raws, notes, headers = _read(layout, how)
     if layout.ignored:
         notes.append(
@@ -148,9 +151,10 @@ def read_site_alone(path: Path, name: str, how: FolderOptions) -> FolderSamples:
 def clean_reading(path: Path, how: FolderOptions, raws: Sequence[Raw], notes: list[Note], headers: Headers | None = None) -> FolderSamples:
     """Clean what was read, and describe it with notes on what looks doubtful."""
     cleaning = how.cleaning
-    raws, notes = how.chosen(path, raws, notes)
-    if not raws:
-        raise DataError(f"{path}: --leave-out leaves no site; name fewer")
+    if how.leave_out:
+        text = "sites that take no part (--leave-out): {words}"
+        notes = [n for n in notes if n.client not in how.leave_out]
+        notes.append(Note("", str(path), text, words=(names(sorted(set(how.leave_out))),), left_out=True))
     label, numbers = raws[0].label or None, cleaning.task == REGRESSION
     labels = {
         raw.name: Counter(w for part in raw.parts.values() for w in part.labels.tolist()) if not numbers else Counter() for raw in raws
@@ -211,7 +215,8 @@ def _read(layout: FolderLayout, how: FolderOptions) -> tuple[list[Raw], list[Not
     if layout.kind == "table":
         assert layout.table is not None
         assert how.client is not None
-        return *read_shared_table(layout.table, how.label, how.client, rule, cells), {}
+        raws, notes = read_shared_table(layout.table, how.label, how.client, rule, cells)
+        return how.chosen(layout.table, raws), notes, {}
     read = [read_client_tables(files, how.label, rule, cells) for files in layout.clients]
     words = _words([raw for raw, _ in read])
     for i, (raw, _) in enumerate(read):

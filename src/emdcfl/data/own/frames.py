@@ -121,7 +121,7 @@ def from_tables(
             raise DataError(f"site={column!r} is the column of one frame for all sites, got a frame per site; leave site= out")
         raws, notes = _by_client(clients, label, rule, cleaning.cells)
     how = replace(FolderOptions.of(options), model=model)
-    scenario = checked_scenario(clean_reading(WHERE, how, raws, notes), seed=seed)
+    scenario = checked_scenario(clean_reading(WHERE, how, how.chosen(WHERE, raws), notes), seed=seed)
     return replace(with_truth(scenario, groups), fingerprints={})
 
 

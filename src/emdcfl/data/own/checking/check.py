@@ -199,7 +199,8 @@ def _errors_by_client(path: Path, how: FolderOptions) -> list[str]:
                 found.append(client_folder(folder)[1])
             except DataError as error:
                 errors.append(str(error))
-    return errors + _merge_equal([(files, error) for files in found for error in _errors_of(files, how)])
+    taking_part = [files for files in found if files.name not in how.leave_out]
+    return errors + _merge_equal([(files, error) for files in taking_part for error in _errors_of(files, how)])
 
 
 def _merge_equal(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
