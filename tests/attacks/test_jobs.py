@@ -61,6 +61,15 @@ def test_an_honest_encoding_of_a_table_is_read(tmp_path: Path) -> None:
     assert describe(node(tmp_path), {"kind": "table", "label": "label", "columns": [AGE, WARD]})["reply"]["n"] > 100
 
 
+def test_the_values_of_one_column_after_another_cannot_be_guessed_as_classes(tmp_path: Path) -> None:
+    """How many classes are left out tells whether a guess occurs: of one column, whose words a describing survey would list."""
+    (tmp_path / "visits.csv").write_text("age,visits,stage,label\n" + "\n".join(f"{i},{i % 7},{i % 4},{i % 2}" for i in range(280)))
+    server = HostileServer(tmp_path / "home", toml=f"data = {str(tmp_path / 'visits.csv')!r}")
+    encoding = {"kind": "table", "columns": [AGE]}
+    assert "leaves out 6 of its classes" in describe(server, {**encoding, "label": "visits"}, ["5"])["failure"]
+    assert "label in node.toml" in describe(server, {**encoding, "label": "stage"}, ["3"])["failure"]
+
+
 @pytest.mark.parametrize(
     ("columns", "label"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,9 +30,10 @@ from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.own import load_folder
-from emdcfl.data.own.cleaning import Cleaning
+from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
+from emdcfl.data.own.splitting import RANDOM
 from emdcfl.engines.flower.messages import MessageSettings
-from emdcfl.engines.flower.node.data import fixed_label, read_site
+from emdcfl.engines.flower.node.data import read_site, read_table, training_rows
 from emdcfl.engines.flower.node.home import HomeNode, read_config
 from emdcfl.engines.flower.node.policy import TASKS, Policy, PolicyError
 from emdcfl.engines.flower.node.serve import make_app
@@ -127,10 +128,11 @@ def test_a_full_disk_leaves_nothing_by_half_behind(tmp_path: Path) -> None:
     with full_disk(), pytest.raises((OSError, SafetensorError)):
         node.client(digits_job())
     assert list((tmp_path / "state" / "site").iterdir()) == []
-    with full_disk(), pytest.raises(OSError), fixed_label(tmp_path / "state", None, "wrong", Policy()):
-        pass
-    with fixed_label(tmp_path / "state", None, "outcome", Policy()):
-        pass
+    for column, disk in (("wrong", full_disk()), ("outcome", nullcontext())):
+        (tmp_path / "a.csv").write_text(f"age,{column}\n" + "".join(f"{i},{i % 2}\n" for i in range(40)))
+        raw, _ = read_table("a", tmp_path / "a.csv", column, RANDOM, AS_THEY_ARE)
+        with disk, pytest.raises(OSError) if column == "wrong" else nullcontext():
+            training_rows(raw, 0, tmp_path / "state", None, Policy())
 
 
 def test_the_least_noise_of_node_toml_reaches_the_client(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +83,9 @@ def _own(name: str, path: Path, config: NodeConfig, data: Mapping[str, Any], sta
         site, notes = load_site(path, name=name, label=label, rule=rule, cleaning=cleaning, **about)
     else:
         raw, said = read_table(name, path, label or data["encoding"]["label"], rule, cleaning)
-        with fixed_label(state, label, raw.label, config.policy):
-            _check_classes(_check_table(raw, data, config.policy), data)
+        train = training_rows(raw, about["seed"], state, label, config.policy)
+        _check_words_asked_for(train, data, config.policy)
+        _check_classes(train.labels, data)
         site, notes = new_site(raw, notes=said, **about)
     for note in notes:
         log.info("%s", note)
@@ -100,26 +100,26 @@ def _check_classes(labels: Text, data: Mapping[str, Any]) -> None:
         )
 
 
-@contextmanager
-def fixed_label(state: Path, configured: str | None, column: str, policy: Policy) -> Iterator[None]:
-    """Refuse another label column than the first that was used: labels decide which rows are read and how they are divided.
+def training_rows(raw: Raw, seed: int, state: Path, configured: str | None, policy: Policy) -> Part:
+    """Return the rows to train on, divided by the only label column of this node: its operator's, or the first whose words it tells.
 
-    The first is remembered when the block has ended, not where it refuses the request. Refuse also one that the policy keeps back, unless
-    its name says that it holds labels.
+    Whatever else is refused, another column is then, too: each refusal would tell a little of one more division. Refuse also a column
+    that the policy keeps back, unless its name says that it holds labels.
     """
-    if configured is not None:
-        yield
-        return
-    if policy.columns and column not in (*policy.columns, *LABEL_NAMES):
-        raise PolicyError(f"this node keeps the column {column!r} back (policy.columns); its operator may set label in node.toml")
-    path = state / "label"
-    _check_first(path, column)
-    yield
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with locked(path):  # messages may be separate processes
+    column, path = raw.label, state / "label"
+    if configured is None:
+        if policy.columns and column not in (*policy.columns, *LABEL_NAMES):
+            raise PolicyError(f"this node keeps the column {column!r} back (policy.columns); its operator may set label in node.toml")
         _check_first(path, column)
-        if not path.exists():
-            replace_text(path, column)
+    train = divide(raw, seed)["train"]
+    check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
+    if configured is None:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(path):  # messages may be separate processes
+            _check_first(path, column)
+            if not path.exists():
+                replace_text(path, column)
+    return train
 
 
 def _check_first(path: Path, column: str) -> None:
@@ -147,17 +147,11 @@ def read_table(name: str, path: Path, label: str | None, rule: SplitRule, cleani
     return chosen, [*notes, *more]
 
 
-def _check_table(raw: Raw, data: Mapping[str, Any], policy: Policy) -> Text:
-    """Return the labels of the train split.
-
-    Refuses a job that asks for columns as words which the survey would not list: the server could guess names, and see which occur.
-    """
-    train = divide(raw, int(data["seed"]))["train"]
-    check_words(Counter(train.labels.tolist()), f"the label column {raw.label!r}")
+def _check_words_asked_for(train: Part, data: Mapping[str, Any], policy: Policy) -> None:
+    """Refuse a job that asks for columns as words which the survey would not list: the server could guess names, and see which occur."""
     for entry in data["encoding"]["columns"]:
         if "words" in entry and entry["name"] in train.x.column_names:
             check_column(train.x, entry["name"], policy)
-    return train.labels
 
 
 def _listing(path: Path) -> str:

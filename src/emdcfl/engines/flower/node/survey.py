@@ -14,10 +14,10 @@ from emdcfl.core.errors import DataError
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.formats.images import is_grey, list_images, read_client, read_header
 from emdcfl.data.own.formats.layout import ClientFiles, site_files
-from emdcfl.data.own.parts import Raw, divide
+from emdcfl.data.own.parts import Part, Raw, divide
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.own.tables import Moments, is_numeric, summarise
-from emdcfl.engines.flower.node.data import check_column, check_words, fixed_label, image_labels, read_table
+from emdcfl.engines.flower.node.data import check_column, check_words, image_labels, read_table, training_rows
 from emdcfl.engines.flower.node.home import HomeNode
 from emdcfl.engines.flower.node.policy import Policy, PolicyError
 
@@ -52,8 +52,8 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
         raw, _ = read_table(node.name, path, label, rule, cleaning)
         if not describes:
             policy.check_columns(request["numeric"] + request["categorical"])
-        with fixed_label(node.home / "state", node.config.label, raw.label, policy):
-            answer = _describe_table(raw, seed, policy) if describes else _measure_table(raw, seed, request, policy)
+        train = training_rows(raw, seed, node.home / "state", node.config.label, policy)
+        answer = _describe_table(raw, train, policy) if describes else _measure_table(raw.label, train, request, policy)
     return {"client": node.name, "reply": answer}
 
 
@@ -80,10 +80,8 @@ def _measure_images(files: ClientFiles, seed: int, rule: SplitRule, cleaning: Cl
     return {"count": int(x.shape[0] * height * width), "sums": torch.from_numpy(sums), "squares": torch.from_numpy(squares)}
 
 
-def _describe_table(raw: Raw, seed: int, policy: Policy) -> Answer:
+def _describe_table(raw: Raw, train: Part, policy: Policy) -> Answer:
     column = raw.label
-    train = divide(raw, seed)["train"]
-    check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
     told = [name for name in train.x.column_names if name != column and (not policy.columns or name in policy.columns)]
     columns = {name: bool(is_numeric(train.x.schema.field(name).type)) for name in told}
     units = {name: unit for name, unit in raw.units.items() if columns.get(name)}
@@ -91,10 +89,10 @@ def _describe_table(raw: Raw, seed: int, policy: Policy) -> Answer:
     return {"kind": "table", **labels, "columns": columns, "units": units}
 
 
-def _measure_table(raw: Raw, seed: int, request: Mapping[str, Any], policy: Policy) -> Answer:
-    if raw.label in request["numeric"] + request["categorical"]:
-        raise PolicyError(f"this node does not measure its label column {raw.label!r}: the mean would tell how many samples each class has")
-    table = divide(raw, seed)["train"].x
+def _measure_table(label: str, train: Part, request: Mapping[str, Any], policy: Policy) -> Answer:
+    if label in request["numeric"] + request["categorical"]:
+        raise PolicyError(f"this node does not measure its label column {label!r}: the mean would tell how many samples each class has")
+    table = train.x
     there = set(table.column_names)
     unknown = next((name for name in request["numeric"] + request["categorical"] if name not in there), None)
     if unknown is not None:
