@@ -309,6 +309,18 @@ def test_a_network_is_given_what_the_data_determine_whatever_the_scenarios_own_t
     assert narrow.config.model is not None and dict(narrow.config.model.options) == {**wanted, "width": 2}
 
 
+def halved(classes: int, size: int = 4) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(size), torch.nn.Flatten(), torch.nn.Linear(size * size, classes))
+
+
+def test_a_network_found_again_keeps_its_defaults(tmp_path: Path) -> None:
+    """Else new sites would be placed by a network of another size than was trained."""
+    emdcfl.fit("rotated-digits", halved, "oracle", rounds=1, local_epochs=1, out=tmp_path)
+    train = emdcfl.scenarios.build("rotated-digits").sites[0].train
+    again = emdcfl.load(tmp_path, trust_model=True)
+    assert again.place((train.x.numpy(), train.y.numpy()), name="new").site == "new"
+
+
 class Hub:
     """What is used of a Hugging Face data set of images, without the library."""
 

@@ -244,11 +244,10 @@ def _model(scenario: Scenario, wanted: Choice) -> ModelRecipe:
     if wanted.name not in BUILDERS and ":" not in wanted.name:
         raise ConfigError(f"unknown model {wanted.name!r}: {nearest(wanted.name, BUILDERS)}, or 'package.module:function'")
     builder = BUILDERS.get(wanted.name)
-    facts = {**scenario.model.options, **_facts(scenario)}
-    takes = inspect.signature(ModelRecipe(wanted.name).builder_function()).parameters
-    known = set(takes) | (set(scenario.model.options) if any(p.kind is p.VAR_KEYWORD for p in takes.values()) else set())
-    options = check_options(builder, wanted.options, "model") if builder else dict(wanted.options)
-    return ModelRecipe(wanted.name, {**{k: v for k, v in facts.items() if k in known}, **options})
+    if builder is None:
+        return with_facts(scenario, ModelRecipe(wanted.name, dict(wanted.options)))
+    facts, takes = {**scenario.model.options, **_facts(scenario)}, inspect.signature(builder).parameters
+    return ModelRecipe(wanted.name, {**{k: v for k, v in facts.items() if k in takes}, **check_options(builder, wanted.options, "model")})
 
 
 def _check_own_model(scenario: Scenario) -> None:
@@ -265,7 +264,10 @@ def _check_own_model(scenario: Scenario) -> None:
 
 
 def with_facts(scenario: Scenario, model: ModelRecipe) -> ModelRecipe:
-    """Return the recipe of a function with what the data determine of the parameters that it has no default for."""
+    """Return the recipe of a function with what the data determine of the parameters that it has no default for.
+
+    A default is kept: who fits a function, and who finds it again by its import path, must get the same network.
+    """
     empty = inspect.Parameter.empty
     needed = {p.name for p in inspect.signature(model.builder_function()).parameters.values() if p.default is empty} - set(model.options)
     return replace(model, options={**model.options, **{k: v for k, v in _facts(scenario).items() if k in needed}})
