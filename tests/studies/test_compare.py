@@ -88,6 +88,9 @@ def test_the_configs_options_of_a_method_hold_for_it_and_not_for_others() -> Non
     own = {"evidence": 9.0, "alpha": 0.005, "privacy_epsilon": 64}
     assert [dict(config.method.options) for config in found] == [own, {**own, "evidence": 2.0}, own, {}]
     assert str(compare.Job(found[0], "")).startswith("emdcfl:evidence=9.0:privacy_epsilon=64 on ")  # alpha is the default
+    base = loads('[method]\nname = "fedprox"\nmu = 1.0\nprox = "squared"\n')
+    (config,) = configs(base, parse_methods("fedprox:preset=reference"), [0])
+    assert dict(config.method.options) == {"mu": 1.0, "preset": "reference"}, "a preset's values are not the config's"
 
 
 def test_a_real_run_leaves_a_row_that_says_where_it_comes_from(tmp_path: Path) -> None:

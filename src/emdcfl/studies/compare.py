@@ -24,6 +24,7 @@ from emdcfl.core.errors import ConfigError, EmdcflError, StoreError
 from emdcfl.core.units import plural
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, find
+from emdcfl.methods.base import preset_values
 from emdcfl.runs.config import CHOICES, OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, from_dict, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.personal import FINE_TUNED
@@ -108,9 +109,11 @@ def folds_of(base: Config, folds: int | None) -> list[Config]:
 
 
 def _with_method(base: Config, method: Choice) -> Config:
-    """Return the config for a method; the options of the one that the base config is about hold where its name comes without them."""
+    """Return the config for a method; the options of the one that the base config is about hold where its name and preset say nothing."""
     if method.name.removesuffix(FINE_TUNED) == base.method.name:
-        method = replace(method, options={**base.method.options, **method.options})
+        preset = preset_values(find(base.method.name), method.options.get("preset"))
+        usual = {name: value for name, value in base.method.options.items() if name not in preset}
+        method = replace(method, options={**usual, **method.options})
     if not method.name.endswith(FINE_TUNED):
         return replace(base, method=method, personalize=replace(base.personalize, mode=base.personalize.mode or "off"))
     wanted = base.personalize if base.personalize.wanted else replace(base.personalize, mode="if-it-pays")
