@@ -36,6 +36,7 @@ from emdcfl.apps.deployment.report import metrics, metrics_server
 from emdcfl.apps.deployment.submit import new_events, stop
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
+from emdcfl.cli import main
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.data import scenarios
 from emdcfl.runs.config import dump, load
@@ -141,6 +142,9 @@ def test_the_metrics_tell_how_the_latest_run_ended(tmp_path: Path, outcome: dict
 def test_a_port_of_the_metrics_that_is_taken_is_told(four: deployment.Deployment) -> None:
     with metrics_server(four, 0) as server, pytest.raises(ConfigError, match=f"{server.server_port}.*--port"):
         metrics_server(four, server.server_port)
+    with pytest.raises(SystemExit) as done:
+        main(["federation", "metrics", str(four.path), "--port", "65536"])
+    assert done.value.code == 2
 
 
 def test_mistakes_are_told(four: deployment.Deployment, tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
 
 @federation.command()
-def metrics(folder: Folder, port: Annotated[int, typer.Option(help="Port of 127.0.0.1.", min=0)] = 9464) -> None:
+def metrics(folder: Folder, port: Annotated[int, typer.Option(help="Port of 127.0.0.1.", min=0, max=65535)] = 9464) -> None:
     """Serve the numbers of 'status' to Prometheus, on this machine only, until stopped."""
     there = _read(folder)
     from emdcfl.apps.deployment.report import metrics_server

@@ -393,7 +393,9 @@ def test_nodes_of_different_kinds_and_a_missing_folder_are_told(tmp_path: Path, 
     assert "no such file or folder" in caplog.text
 
 
-@pytest.mark.parametrize("address", ["fl.example.org", "https://fl.example.org:8000", "fl.example.org:", "fl.example.org:8000/x"])
+@pytest.mark.parametrize(
+    "address", ["fl.example.org", "https://fl.example.org:8000", "fl.example.org:", "fl.example.org:8000/x", "fl.example.org:80000"]
+)
 def test_an_address_that_flower_cannot_use_is_told_before_anything_is_made(tmp_path: Path, address: str) -> None:
     table(tmp_path / "a.csv", 0.0)
     with pytest.raises(SystemExit) as done:

@@ -246,7 +246,8 @@ def check_names(names: Sequence[str]) -> None:
 
 def check_address(address: str) -> None:
     """Raise ``ConfigError`` if a text is not a SuperLink's name or address and its port."""
-    if not re.fullmatch(r"[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}", address):
+    known = re.fullmatch(r"(?:[^\s/:]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", address)
+    if known is None or not 0 < int(known[1]) < 1 << 16:
         raise ConfigError(f"expected the SuperLink as NAME:PORT, such as fl.example.org:8000, got {address!r}; correct superlink")
 
 
