@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 from tests.data.own.test_cleaning import WORDS, write
@@ -21,8 +22,9 @@ from emdcfl.data.own.checking.check import check_options
 from emdcfl.data.own.checking.columns import ColumnProfile, Doubt, SiteColumn
 from emdcfl.data.own.checking.fix import propose, write_recipe
 from emdcfl.data.own.checking.page import data_page
-from emdcfl.data.own.checking.profiling import with_units
+from emdcfl.data.own.checking.profiling import profile_columns, with_units
 from emdcfl.data.own.cleaning import Cleaning
+from emdcfl.data.own.parts import Part, Raw
 from emdcfl.report.page import write_data_page
 from emdcfl.runs.config import load, override
 
@@ -238,6 +240,13 @@ def test_a_column_by_which_sites_were_divided_is_no_matter_of_units(tmp_path: Pa
     report = check_folder(tmp_path)
     assert {column.name: column.doubt for column in report.columns}["years"] == Doubt.RANGES
     assert any("'years' (one range per site)" in note for note in report.notes) and not any("units" in note for note in report.notes)
+
+
+def test_short_codes_as_text_are_no_numbers_with_another_decimal_mark() -> None:
+    """A column of a database's export, whose wards are text: 59 words are categories."""
+    wards = pa.table({"ward": [f"{i % 59:03d}" for i in range(600)]})
+    raw = Raw("a", "a.parquet", {"train": Part(wards, np.array(["ill", "ill", "well", "well", "well"] * 120))}, label="label")
+    assert profile_columns([raw], "label")["ward"].doubt is None
 
 
 def test_a_site_apart_is_found_among_30_000() -> None:

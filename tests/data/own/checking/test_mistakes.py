@@ -167,7 +167,7 @@ TABLES: dict[str, Mistake] = {
     "numbers with the other decimal mark": (
         everywhere(0, lambda i, v, s: f'"{i / 7:.2f}"'.replace(".", "," if i < 30 else ".") if i else "CRP"),
         {},
-        ("'CRP' (numbers with another decimal mark", "--drop"),
+        ("'CRP' (numbers as text, or with another decimal mark", "--drop"),
     ),
     "words in several spellings": (everywhere(2, lambda i, v, s: v.upper() if i % 3 == 1 else v), {}, ("'A', 'a'", "write them alike")),
     "a column missing at a site": (lambda d: change(data(d), 1, lambda i, v: v if i else "weight"), {}, ("west", "'dose'", "--drop")),

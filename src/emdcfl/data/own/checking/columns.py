@@ -51,7 +51,7 @@ class Doubt(StrEnum):
     RANGES = "one range per site"
     FREE_TEXT = "identifiers or free text"
     PAIRS = "two numbers in a cell"
-    POINTS = "numbers with another decimal mark than the file's"
+    POINTS = "numbers as text, or with another decimal mark"
     DATES = "dates"
     ONE_VALUE = "one value"
     CODE = "code for missing?"
@@ -187,7 +187,7 @@ def check_categories(columns: Collection[ColumnProfile]) -> list[str]:
             other = {
                 Doubt.DATES: f", or read it with --date {shlex.quote(column.name)}",
                 Doubt.PAIRS: ", or write them into two columns",
-                Doubt.POINTS: ", or write them with the mark of the file's other numbers",
+                Doubt.POINTS: ", or write them as the file's other numbers",
             }.get(column.doubt, ", or use --group if its rows belong together")
             raise DataError(
                 f"column {column.name!r} has {n} different texts: it looks like {column.doubt}; at most {MAX_WORDS} categories "

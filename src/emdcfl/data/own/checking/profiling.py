@@ -31,7 +31,7 @@ NUMBER_NAME = re.compile(
 PAIR = re.compile(r"\d+(\.\d+)?\s*/\s*\d+(\.\d+)?")
 """Two numbers in a cell, as of blood pressure."""
 MARKED = re.compile(r"[-+]?\d+[.,]\d+|[-+]?\d{1,3}")
-"""A fraction, or a short number among fractions: text only where the file writes other numbers with the other decimal mark."""
+"""A fraction, or a short number among fractions: of a CSV, these are text where its other numbers have the other decimal mark."""
 MISSING_CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 """Numbers that stand for a missing value in many studies."""
 CHANCE = 1e-3
@@ -247,7 +247,7 @@ def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[Doubt | None, tuple[str
     if max(distinct) <= FEW:
         return None, ()
     marked = [word for word in words if word.lower() not in GAPS]
-    if marked and all(MARKED.fullmatch(word) for word in marked):
+    if any("." in word or "," in word for word in marked) and all(MARKED.fullmatch(word) for word in marked):
         return Doubt.POINTS, ()
     if named:
         return Doubt.IDS, ()
