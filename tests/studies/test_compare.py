@@ -370,6 +370,7 @@ def test_a_failed_run_counts_with_the_one_that_would_have_come_with_it(tmp_path:
 def test_command_line_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
     for arguments, reason in (
         (["--scenario", "rotated-digits", "--set", "method.tolerance=1"], "go with its name"),
+        (["--scenario", "rotated-digits", "--set", "run.seed=5"], "--seeds"),
         ([], "got none"),
     ):
         done = cli(*arguments, "--out", str(tmp_path))

@@ -89,9 +89,10 @@ def compare_(
 ) -> None:
     """Run methods × seeds on a scenario or your own data. Skip runs already in --out. Write tables (md, tex, csv) and report.html."""
     settings = set_ or []
-    refused = next((s for s in settings if s.strip().startswith(("method", "privacy"))), None)
+    refused = next((s for s in settings if s.strip().startswith(("method", "privacy", "run.seed"))), None)
     if refused is not None:
-        raise ConfigError(f"--set {refused}: options of a method go with its name, as in --methods emdcfl:tolerance=0.03")
+        how = "give --seeds" if "run.seed" in refused else "options of a method go with its name, as in --methods emdcfl:tolerance=0.03"
+        raise ConfigError(f"--set {refused}: {how}")
     if scenario is None and data is None and config is None and not merge:
         raise ConfigError("expected --scenario or --data (what to run) or --merge (what to take in), got none; see 'emdcfl data list'")
     console, wanted = terminal(), []
