@@ -96,8 +96,8 @@ def with_units(column: ColumnProfile) -> ColumnProfile:
         return replace(column, doubt=Doubt.RANGES)
     lows, highs = sorted(low for low, _ in ordered)[:2], sorted((high for _, high in ordered), reverse=True)[:2]
 
-    def lies_apart(low: float, high: float) -> bool:
-        return high < lows[low == lows[0]] or low > highs[high == highs[0]]  # outermost of the others: its own, but for the second
+    def lies_apart(low: float, high: float) -> bool:  # from the others: a site at the end of all ranges is compared with the second
+        return high < lows[low == lows[0]] or low > highs[high == highs[0]]
 
     apart = [site for site, (low, high) in ranges.items() if len(ranges) > 1 and lies_apart(low, high)]
     return replace(column, doubt=Doubt.UNITS, odd=tuple(apart)) if apart else column
