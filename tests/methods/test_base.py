@@ -47,8 +47,9 @@ def test_the_reference_preset_turns_the_switches_and_own_options_win() -> None:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_preset_is_recognised_by_its_settings(name: str, preset: str) -> None:
     settings = dataclasses.asdict(make(name, preset=preset))  # type: ignore[call-overload]
-    kept = {key: value for key, value in settings.items() if value is not None}  # as in a complete config
-    assert preset_of(name, kept) == (preset if preset_values(METHODS[name], preset) else None)
+    kept = {key: value for key, value in settings.items() if value is not None}  # as in rows of older versions
+    for written in (kept, {key: "none" if value is None else value for key, value in settings.items()}):
+        assert preset_of(name, written) == (preset if preset_values(METHODS[name], preset) else None)
     assert preset_of(name, {}) is None
 
 

@@ -57,11 +57,15 @@ def accepts(tables: dict[str, Any]) -> bool:
     return fits(tables, config_schema())
 
 
-def test_what_runs_is_accepted() -> None:
+def test_what_runs_is_accepted_and_runs_again_as_it_was() -> None:
     assert accepts(tomllib.loads(config.template()))
     for method in (name for name, cls in METHODS.items() if cls.__module__.startswith("emdcfl.")):
-        complete = plan(Config(scenario=Choice("rotated-digits", {"groups": 2}), method=Choice(method))).config
-        assert accepts(tomllib.loads(config.dump(complete))), method
+        for options in ({}, {"preset": "reference"}):
+            complete = plan(Config(scenario=Choice("rotated-digits", {"groups": 2}), method=Choice(method, options)))
+            written = config.dump(complete.config)
+            assert accepts(tomllib.loads(written)), method
+            again = plan(config.loads(written))  # as --resume, and whoever runs a run's config.toml
+            assert (again.key, again.method) == (complete.key, complete.method)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ def test_an_option_that_is_not_the_default_is_named_and_ours_is_no_such_run() ->
     key = table.columns[0].key
     assert table.cells["FedProx (mu 1.0)", key, "mean"].full is None and table.cells["CFL", key, "mean"].full is not None
     assert build([row("fedprox", options={"mu": 0.01}, **small)]).rows == ("FedProx",)
+    assert build([row("pfedgraph", options={"snap": "none"}, **small)]).rows == ("pFedGraph (snap none)",)
     public = {"mu": 0.5, "prox": "layer_norm", "order": "cluster-first", "vector_scope": "state"}
     assert build([row("fesem", options=public)]).rows == ("FeSEM, reference (mu 0.5)",)
 

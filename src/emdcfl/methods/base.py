@@ -139,6 +139,11 @@ def preset_values(cls: type[Method], preset: str | None) -> Mapping[str, Any]:
     return values
 
 
+def default_options(cls: type[Method]) -> dict[str, Any]:
+    """Return a method's options and their defaults."""
+    return {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
+
+
 def preset_of(name: str, settings: Mapping[str, Any]) -> str | None:
     """Say which preset a method's complete settings are, whatever else they set; ``None`` for neither.
 
@@ -150,11 +155,11 @@ def preset_of(name: str, settings: Mapping[str, Any]) -> str | None:
     cls = METHODS.get(name)
     if cls is None:
         return None
-    usual = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
+    usual = default_options(cls)
     for preset in PRESETS:
         values = preset_values(cls, preset)
-        given = {key: settings.get(key, usual[key] if wanted is not None else None) for key, wanted in values.items()}  # none is left out
-        if values and given == dict(values):
+        given = {key: settings.get(key, usual[key] if wanted is not None else None) for key, wanted in values.items()}
+        if values and all(given[key] == wanted or (wanted is None and given[key] == "none") for key, wanted in values.items()):
             return preset
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from emdcfl.data.types import Scenario, Site
 from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.methods import find, make
-from emdcfl.methods.base import Checked, Method, preset_values
+from emdcfl.methods.base import Checked, Method, default_options, preset_values
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
 from emdcfl.runs.config import OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, config_hash
@@ -152,7 +152,9 @@ def plan(config: Config, scenario: Scenario | None = None, folder: Path | None =
     complete = replace(
         config,
         run=replace(config.run, rounds=config.run.rounds or int(scenario.defaults.get("rounds", 10))),
-        method=Choice(cls.name, {f.name: getattr(method, f.name) for f in fields(cls) if getattr(method, f.name) is not None}),  # type: ignore[arg-type]
+        method=Choice(
+            cls.name, {k: getattr(method, k) for k, usual in default_options(cls).items() if (getattr(method, k), usual) != (None, None)}
+        ),
         model=Choice(scenario.model.name, dict(scenario.model.options)),
         training=replace(config.training, **{k: v for k, v in asdict(training).items() if k in _names(type(config.training))}),
         personalize=_personalize(config.personalize, scenario.defaults.get("personalize", "off"), training),

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from emdcfl.core.errors import ConfigError, EmdcflError, StoreError
 from emdcfl.core.units import plural
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, find
-from emdcfl.methods.base import preset_values
+from emdcfl.methods.base import default_options, preset_values
 from emdcfl.runs.config import CHOICES, OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, from_dict, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.personal import FINE_TUNED
@@ -195,7 +195,7 @@ class Job:
     data: str | None = None
 
     def __str__(self) -> str:
-        usual = {f.name: f.default for f in fields(find(self.config.method.name))}  # type: ignore[arg-type]
+        usual = default_options(find(self.config.method.name))
         options = "".join(f":{k}={v}" for k, v in self.config.method.options.items() if k not in usual or v != usual[k])
         method = self.config.method.name + ("" if self.plain is None else FINE_TUNED)
         without = f" without {', '.join(self.config.run.hold_out)}" if self.config.run.hold_out else ""

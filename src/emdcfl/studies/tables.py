@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import percent, quantity
 from emdcfl.data.scenarios.plan import PAPER_TRAINING
-from emdcfl.methods.base import METHODS, preset_of, preset_values
+from emdcfl.methods.base import METHODS, default_options, preset_of, preset_values
 from emdcfl.runs.new_sites.unseen import UNSEEN, mean_scores
 from emdcfl.runs.store.identity import flat
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over_seeds
@@ -249,7 +249,7 @@ def chosen_options(row: ResultRow) -> set[str]:
     own, cls = row["settings"]["method"], METHODS.get(str(row["method"]))
     if cls is None:
         return set()
-    usual = {f.name: f.default for f in fields(cls)} | dict(preset_values(cls, preset_of(cls.name, own)))  # type: ignore[arg-type]
+    usual = default_options(cls) | dict(preset_values(cls, preset_of(cls.name, own)))
     return {name for name, value in own.items() if name in usual.keys() - SCENARIO_SETS and value != usual[name]}
 
 
