@@ -215,15 +215,15 @@ def test_labels_and_columns_of_nodes_that_do_not_fit_are_told_and_left_out(tmp_p
     data = own(tmp_path, "tables")
     text = (data / "b.csv").read_text().splitlines()
     (data / "b.csv").write_text(
-        "\n".join([f"extra,more,{text[0]}", *(f"{i},{i},{line[:-1]}{'ny'[int(line[-1])]}" for i, line in enumerate(text[1:]))])
+        "\n".join([f"extra,no more,{text[0]}", *(f"{i},{i},{line[:-1]}{'ny'[int(line[-1])]}" for i, line in enumerate(text[1:]))])
     )
     grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)})
     with session(Session(grid, QUICK, KeyList())):
-        with pytest.raises(DataError, match=r"'extra' only at b; 'more' only at b: .*scenario\.drop=extra,more$"):
+        with pytest.raises(DataError, match=r"'extra' only at b; 'no more' only at b: .*--set 'scenario\.drop=extra,no more'$"):
             scenarios.build("nodes", clients=["a", "b", "c"])
         with pytest.raises(DataError, match="did you mean 'extra'"):
             scenarios.build("nodes", clients=["a", "b", "c"], drop="extras")
-        surveyed = scenarios.build("nodes", clients=["a", "b", "c"], drop=["extra", "more"])
+        surveyed = scenarios.build("nodes", clients=["a", "b", "c"], drop=["extra", "no more"])
     assert [column["name"] for column in surveyed.encoding["columns"]] == ["age", "ward"]
     assert any("numbers at a, c (0, 1) and words at b (n, y)" in note and "node" in note for note in surveyed.notes)
 

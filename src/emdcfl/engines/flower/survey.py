@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -223,11 +224,9 @@ def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
     columns = next(iter(held.values()))
     different = sorted(set().union(*held.values()) - set.intersection(*map(set, held.values())))
     if different:
+        drop = shlex.quote(f"scenario.drop={brief(','.join(different), 400)}")
         where = some([f"{name!r} only at {names([c for c in held if name in held[c]])}" for name in different], "; ")
-        raise DataError(
-            f"all clients need the same columns, got {where}: rename or add them, "
-            f"or leave them out with --set scenario.drop={brief(','.join(different), 400)}"
-        )
+        raise DataError(f"all clients need the same columns, got {where}: rename or add them, or leave them out with --set {drop}")
     numeric = [name for name in columns if all(answer["columns"][name] for answer in described.values())]
     categorical = [name for name in columns if name not in numeric]
     question = {"question": MEASURE, "seed": options["seed"], "label": options["label"], "numeric": numeric, "categorical": categorical}
