@@ -290,6 +290,16 @@ def test_a_network_by_its_import_path_is_given_what_it_takes() -> None:
     assert dict(made.scenario.model.options) == {"classes": 10, "width": 5}
 
 
+def passed_on(**options: Any) -> torch.nn.Module:
+    return network(**options)
+
+
+def test_a_network_that_hands_its_options_on_is_given_those_of_the_user_alone() -> None:
+    """As torchvision's do, which know no ``channels``."""
+    made = plan(Config(model=Choice(f"{__name__}:passed_on", {"classes": 10})), emdcfl.scenarios.build("rotated-digits"))
+    assert dict(made.scenario.model.options) == {"classes": 10}
+
+
 def sized(classes: int, channels: int, size: int, features: int, width: int = 4) -> torch.nn.Module:
     assert features == channels * size * size
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(features, width), torch.nn.Linear(width, classes))

@@ -24,8 +24,8 @@ EVIL = """
 from pathlib import Path
 from emdcfl.models.networks import mlp
 Path(__file__).with_name("ran").write_text("code ran")
-def build(**options):
-    return mlp(**options)
+def build(features, classes, **options):
+    return mlp(features=features, classes=classes, **options)
 """
 
 
