@@ -87,6 +87,7 @@ def test_numbers_sort_as_numbers() -> None:
         ([table(), (np.ones((20, 4)), np.linspace(0, 1, 20))], "client 'client-2': labels must be classes"),
         ([table(), (np.ones((20, 4)), ["a", float("nan")] * 10)], "client 'client-2': expected a label for every sample, got gaps"),
         ([table(), (np.ones((20, 4)), np.array(["a", None] * 10))], "client 'client-2': expected a label for every sample, got gaps"),
+        ([table(), (np.ones((20, 4)), np.array(["a", " "] * 10))], "client 'client-2': expected a label for every sample, got gaps"),
         ([table(), (np.ma.masked_greater(np.arange(80.0).reshape(20, 4), 70), np.arange(20) % 2)], "client 'client-2'.* masked values"),
         ([table(), ([[1, 2], [3]] * 10, np.arange(20) % 2)], "client 'client-2': expected an array, got .*inhomogeneous"),
         ([table(), (torch.ones(20, 4, dtype=torch.bfloat16), np.arange(20) % 2)], "client 'client-2': expected an array, got .*BFloat16"),

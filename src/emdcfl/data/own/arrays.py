@@ -107,7 +107,7 @@ def _part(name: str, entry: Any, task: str | None) -> Part:
     x, y = _samples(name, entry[0]), _array(name, entry[1])
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"client {name!r}: expected one label per sample, got X of shape {x.shape} and y of shape {y.shape}")
-    if has_gaps(entry[1] if isinstance(entry[1], list | tuple) else y.tolist() if y.dtype == object else ()):
+    if has_gaps(entry[1] if isinstance(entry[1], list | tuple) else y.tolist() if y.dtype.kind in "OU" else ()):
         raise DataError(f"client {name!r}: expected a label for every sample, got gaps; fill them in, or leave those samples out")
     kind = type(y[0].item()).__name__ if len(y) and y.dtype.kind in "biuf" else "text"
     numeric = np.issubdtype(y.dtype, np.number)
@@ -134,8 +134,8 @@ def _part(name: str, entry: Any, task: str | None) -> Part:
 
 
 def has_gaps(values: Iterable[Any]) -> bool:
-    """Whether one of some values is missing: ``None``, NaN, or pandas' ``NA``, which cannot be compared."""
-    return any(value is None or str(value) == "<NA>" or value != value for value in values)
+    """Whether one of some values is missing: ``None``, NaN, a blank, or pandas' ``NA``, which cannot be compared."""
+    return any(value is None or str(value).strip() in ("", "<NA>") or value != value for value in values)
 
 
 def _samples(name: str, value: Any) -> NDArray[Any]:
