@@ -31,7 +31,7 @@ from emdcfl.api import Result, fit
 from emdcfl.core import keys
 from emdcfl.core.errors import EmdcflError
 from emdcfl.data.own.arrays import has_gaps
-from emdcfl.data.own.parts import MIN_SAMPLES
+from emdcfl.data.own.parts import MIN_SAMPLES, rows_of
 from emdcfl.data.split import stratified_indices
 from emdcfl.methods.base import Method
 from emdcfl.runs.served import Served
@@ -74,7 +74,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no an
         sites, seed = _sites(groups, X), self._seed()
         given: dict[str, Any] = {name: getattr(self, name) for name in ("rounds", "local_epochs", "batch_size", "lr", "personalize")}
         with _value_errors():
-            clients = {name: self._split(name, X[rows], y[rows], strata[rows], seed) for name, rows in _rows_of(sites).items()}
+            clients = {name: self._split(name, X[rows], y[rows], strata[rows], seed) for name, rows in rows_of(sites).items()}
             self.result_: Result = fit(clients, self.model, self.method, task=task, seed=seed, settings=self.settings, **given)
         self.clusters_ = self.result_.clusters
 
@@ -98,7 +98,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no an
         check_is_fitted(self)
         X = validate_data(self, X, dtype="numeric", allow_nd=True, reset=False)
         with _value_errors():
-            for name, rows in _rows_of(_sites(groups, X, required=False)).items():
+            for name, rows in rows_of(_sites(groups, X, required=False)).items():
                 yield rows, self._model_of(name, X[rows]).probabilities(self.result_.inputs(X[rows])).numpy()
 
     def _model_of(self, name: str, x: Array) -> Served:
@@ -120,7 +120,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no an
         with _value_errors():
             return {
                 name: known[name] if name in known else self.result_.place_unlabelled(X[rows], name=name).cluster
-                for name, rows in _rows_of(_sites(groups, X)).items()
+                for name, rows in rows_of(_sites(groups, X)).items()
             }
 
 
@@ -238,12 +238,6 @@ def _sites(groups: ArrayLike | None, X: Array, *, required: bool = True) -> NDAr
     names = sites.tolist()
     # a gap elsewhere turns pandas' integers into floats: 1.0 is site 1
     return np.array([str(int(name) if isinstance(name, float) and name.is_integer() else name) for name in names])
-
-
-def _rows_of(sites: NDArray[np.str_]) -> dict[str, NDArray[np.int64]]:
-    names, site = np.unique(sites, return_inverse=True)
-    rows = np.split(np.argsort(site, kind="stable"), np.cumsum(np.bincount(site))[:-1])
-    return dict(zip(names.tolist(), rows, strict=False))  # without rows there is one part
 
 
 @contextmanager

@@ -107,6 +107,19 @@ def prepare(where: str, raws: Sequence[Raw], seed: int, *, alone: bool = False) 
     return divided, classes, notes
 
 
+def rows_of(names: Text) -> dict[str, Indices]:
+    """Name, in alphabetical order → the rows that have it.
+
+    Examples
+    --------
+    >>> {name: rows.tolist() for name, rows in rows_of(np.array(["b", "a", "b"])).items()}
+    {'a': [1], 'b': [0, 2]}
+    """
+    found, number = np.unique(names, return_inverse=True)
+    rows = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
+    return dict(zip(found.tolist(), rows, strict=False))  # without rows there is one part
+
+
 def divide(raw: Raw, seed: int) -> dict[str, Part]:
     """Return train, val and test: those given; the others are cut out of the given ones by the client's rule, with a keyed seed."""
     rng = keys.generator(seed, raw.name, 0, "split")

@@ -16,7 +16,7 @@ from emdcfl.data.own.formats.layout import ClientFiles
 from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.formats.readers import CODES, ENCODING, WINDOWS, like_data, read_file, read_numbers, read_units
 from emdcfl.data.own.notes import Note
-from emdcfl.data.own.parts import MIXED, Part, Raw, Text
+from emdcfl.data.own.parts import MIXED, Part, Raw, Text, rows_of
 from emdcfl.data.own.splitting import RANDOM, TIME, SplitRule, table_keys
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, text_values
 
@@ -149,8 +149,10 @@ def shared_table(
     table = read_numbers(table, origin, [client, *words_to_leave(column, rule, cells)])
     table, leave, codes = table.drop_columns([client]), label_to_leave(table, column, cells), codes_of(table)
     raws = []
-    for name in sorted(set(who.tolist()) - {""}):
-        own, units = read_units(table.take(np.flatnonzero(who == name)), leave)
+    for name, rows in rows_of(who).items():
+        if name == "":
+            continue
+        own, units = read_units(table.take(rows), leave)
         part, more = labelled(own, column, name, origin, rule)
         raws.append(Raw(name, f"{origin}, {client} = {name}", {MIXED: part}, rule, column, units, codes))
         notes += more
