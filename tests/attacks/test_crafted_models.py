@@ -123,7 +123,7 @@ def test_two_requests_for_losses_show_a_row_of_a_table_unless_the_owner_refuses_
     row = 50 * np.abs(np.log(np.expm1((said["mean"].numpy() - alike) * said["n"] + alike)))
     assert np.abs(rows - row).max(axis=1).min() < 1e-3
     careful = HostileServer(tmp_path / "careful", toml=toml + "[policy]\nmethods = ['fedavg']")
-    assert "policy.tasks" in careful.refused("loss_moments", job=job, models=[shown(0, highest)])
+    assert "policy.methods" in careful.refused("loss_moments", job=job, models=[shown(0, highest)])
 
 
 RNG = np.random.default_rng(0)
