@@ -89,7 +89,10 @@ def up(folder: Folder, as_json: AsJson = False) -> None:
     if not missing:
         lines = [f"all {len(there.nodes)} nodes are connected", f"next: emdcfl run {folder}/run.toml --federation {folder}"]
     if not there.nodes:
-        lines = [f"next: emdcfl federation enrol {folder} SITE KEY FINGERPRINT for each new site; emdcfl federation status {folder}"]
+        lines = [
+            f"for each new site: emdcfl federation enrol {folder} SITE KEY FINGERPRINT",
+            f"once 'emdcfl federation status {folder}' shows all online: emdcfl run {folder}/run.toml --federation {folder}",
+        ]
     answer({"started": started, "missing": missing}, lines, as_json=as_json)
     if missing:
         raise EmdcflError(f"{len(missing)} of {len(there.nodes)} nodes are not connected; correct what the logs say and run this again")
