@@ -82,6 +82,8 @@ def test_the_values_of_one_column_after_another_cannot_be_guessed_as_classes(tmp
         ([{"name": "ward", "words": [str(i) for i in range(70_000)]}], "label"),
         ([{"name": "ward", "words": [str(i) for i in range(201)]}], "label"),
         ([{"name": f"{i}", "words": [str(k) for k in range(200)]} for i in range(400)], "label"),
+        ([{**AGE, "gaps": 1000}], "label"),
+        ([{**AGE, "gaps": 1}], "label"),
     ],
 )
 def test_names_as_categories_or_labels_and_absurd_encodings_are_refused(tmp_path: Path, columns: list[Any], label: str) -> None:
@@ -93,10 +95,29 @@ def test_images_of_absurd_shapes_are_refused(tmp_path: Path, shape: list[Any]) -
     assert "policy.image_size" in str(describe(node(tmp_path), {"kind": "images", "shape": shape})["failure"])
 
 
+@pytest.mark.parametrize("kind", ["arrays", "Table", None])
+def test_a_table_is_not_taken_as_it_is_with_the_columns_that_are_kept_back(tmp_path: Path, kind: Any) -> None:
+    """Of a table of numbers, arrays held all columns in their own units: a profile told the means of those that the owner keeps back."""
+    (tmp_path / "table.csv").write_text("\n".join(["age,dose,label", *(f"{20 + i % 50},{i % 7},{i % 2}" for i in range(100))]))
+    server = HostileServer(tmp_path / "home", toml=f"data = {str(tmp_path / 'table.csv')!r}\n[policy]\ncolumns = ['age']")
+    assert "images or of a table" in describe(server, {"kind": kind, "label": "label", "columns": []}, ["0", "1"])["failure"]
+
+
 @pytest.mark.parametrize("classes", [["ill"], [], ["ill", "other"]])
 def test_classes_that_leave_out_samples_of_a_table_are_refused(tmp_path: Path, classes: list[str]) -> None:
     said = describe(node(tmp_path), {"kind": "table", "label": "label", "columns": [AGE]}, classes)
     assert "all its samples" in said["failure"]
+
+
+def test_classes_have_no_say_in_how_rows_are_divided(tmp_path: Path) -> None:
+    """A class that only the newest row has is in no training sample, and may be left out; then the split by time moved by one row, and
+    the difference of two trainings in one batch of all was the gradient of that row, which shows it."""
+    rows = [f"{i},{20 + i % 50},{'ill' if i % 2 else 'well'}" for i in range(102)]
+    (tmp_path / "table.csv").write_text("\n".join(["day,age,label", *rows, "102,33,new"]))
+    server = HostileServer(tmp_path / "home", toml=f"data = {str(tmp_path / 'table.csv')!r}\nsplit = 'time:day'")
+    encoding = {"kind": "table", "label": "label", "columns": [AGE]}
+    said = [describe(server, encoding, classes)["reply"] for classes in (["ill", "well"], ["ill", "well", "new"])]
+    assert said[0]["n"] == said[1]["n"]
 
 
 def test_classes_that_leave_out_images_are_refused(tmp_path: Path) -> None:

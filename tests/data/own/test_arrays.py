@@ -122,7 +122,7 @@ def test_a_new_site_is_split_without_samples_of_classes_that_training_lacks() ->
     x, y = table(60)
     site, notes = site_from_arrays("new", (np.concatenate([x, x]), np.r_[y, np.full(60, 7)]), like=from_arrays([table(), table()]))
     assert [len(site.train), len(site.val), len(site.tests["test"])] == [36, 12, 12]
-    assert "client 'new' (array): samples left out because training lacks their label (7): 60" in notes
+    assert "client 'new' (array): train samples left out because training lacks their label (7): 36" in notes
 
 
 def test_a_new_site_has_classes_if_the_run_has() -> None:

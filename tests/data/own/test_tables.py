@@ -262,7 +262,7 @@ def test_new_site_and_prediction(folder: Path, tmp_path: Path, caplog: pytest.Lo
     site, notes = load_site(path, encoding=scenario.encoding, classes=scenario.classes)
     assert site.name == "new"
     assert len(site.train) + len(site.val) + len(site.tests["test"]) == 79
-    assert any("new.csv): samples left out because" in note and "(7): 1" in note for note in notes)
+    assert any("new.csv): train samples left out because" in note and "(7): 1" in note for note in notes)
     assert any("ward 'unheard of'" in note for note in notes)
     x, names = read_inputs([path], encoding=scenario.encoding)
     (said,) = caplog.messages

@@ -92,7 +92,7 @@ def new_site(
     raw, notes = cleaning.clean(raw), list(notes)
     if encoding["kind"] == "table":
         raw = cleaning.full_rows(raw, [column["name"] for column in encoding["columns"]], notes)
-    divided = divide(replace(raw, parts=known_only(raw, raw.parts, classes, notes)), seed)
+    divided = known_only(raw, divide(raw, seed), classes, notes)  # in this order, the classes have no say in the split
     notes += warnings(raw, divided)
     if encoding["kind"] != "table":
         arrays = {split: divided[split].x for split in SPLITS}

@@ -19,6 +19,7 @@ from emdcfl.core.checks import check_options
 from emdcfl.core.client import NODE_NEEDS
 from emdcfl.core.client import TASKS as KNOWN
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
+from emdcfl.core.replies import brief
 from emdcfl.core.tasks import Training
 from emdcfl.data.own.tables import MAX_WORDS
 from emdcfl.models import BUILDERS, ModelRecipe
@@ -208,15 +209,19 @@ class Policy:
 
     def _check_encoding(self, encoding: Mapping[str, Any]) -> None:
         """Bound what the server says about images and columns before files are read with it."""
-        if encoding.get("kind") == "images":
+        if encoding["kind"] == "images":
             self.check_shape(encoding["shape"])
             return
+        if encoding["kind"] != "table":  # as any other kind a table would be taken as it is, with the columns that are kept back
+            raise PolicyError(f"expected an encoding of images or of a table, got {brief(repr(encoding['kind']), 40)}; check the server")
         self.check_columns([column["name"] for column in encoding["columns"]])
         width = 0
         for column in encoding["columns"]:
             width += len(column["words"]) if "words" in column else 2
             if "words" not in column and not (math.isfinite(column["mean"]) and math.isfinite(column["std"]) and column["std"] > 0):
                 raise PolicyError(f"expected mean and spread of column {column['name']!r} as finite numbers; check the server")
+            if "words" not in column and type(column["gaps"]) is not bool:  # a number would be a number of columns
+                raise PolicyError(f"expected gaps of column {column['name']!r} as true or false; check the server")
             if "words" in column and len(column["words"]) > MAX_WORDS:  # a survey lists no more; every row has a number for each
                 raise PolicyError(f"this node encodes a column in at most {MAX_WORDS} words, got {len(column['words'])}")
         if width > MOST_COLUMNS:
