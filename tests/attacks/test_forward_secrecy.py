@@ -12,6 +12,7 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 from tests.attacks.hostile import HostileServer, settings
 from tests.attacks.test_policy import omega
 
+from emdcfl.apps import supernode
 from emdcfl.core.errors import ClientError
 from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower.node.releases import Releases
@@ -73,3 +74,22 @@ def test_a_recorded_box_of_a_real_node_stays_closed_to_who_steals_both_secrets(t
 def test_a_server_that_leaves_run_keys_out_gets_no_box(tmp_path: Path) -> None:
     said = asked(HostileServer(tmp_path / "home", toml='trust = "relay"'), public_key(B))
     assert said["boxes"] == {} and "partner" in said["refused"]  # type: ignore[operator]
+
+
+def test_keys_of_runs_are_deleted_although_no_server_asks_again(tmp_path: Path) -> None:
+    """Who steals the secrets long after the last run would open what was recorded of it."""
+    server = HostileServer(tmp_path / "home", toml="[policy]\nrun_days = 7")
+    server.ask("describe", job={"run": "last"})
+    (recent,) = (server.home / "state").glob("*/run.key")
+    server.ask("describe", job={"run": "over"})
+    (over,) = set((server.home / "state").glob("*/run.key")) - {recent}
+    forgotten = server.home / "state" / "entered-by-half" / "run.key"
+    load_secret(forgotten)
+    for key in (over, forgotten):
+        os.utime(key, (0, 0))
+
+    def serve() -> None:
+        supernode._Launcher(server.home, "", b"", supernode._fork(lambda: None), os.pipe()[0]).loop()
+
+    os.waitpid(supernode._fork(serve), 0)
+    assert [key.exists() for key in (recent, over, forgotten)] == [True, False, False]

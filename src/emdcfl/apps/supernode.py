@@ -17,6 +17,7 @@ import fcntl
 import gc
 import json
 import logging
+import math
 import os
 import random
 import secrets
@@ -60,6 +61,9 @@ PLACE = "place"
 BUNDLES = "apps"
 """Folder there with the bundles that Flower has unpacked; made anew at each start."""
 
+HOUR = 3600.0
+"""Seconds between looks for runs that are over."""
+
 WATCH = 1.0
 """Seconds after which the launcher looks around even if nothing woke it."""
 
@@ -94,7 +98,7 @@ def serve(home: Path, *, name: str, superlink: str) -> int:
     launcher = os.getpid()
     supernode = _fork(lambda: _run_supernode(arguments(home, name, superlink, port), secret, waker, launcher, place))
     os.close(waker)
-    return _Launcher(f"{HOST}:{port}", secret, supernode, wake).loop()
+    return _Launcher(home, f"{HOST}:{port}", secret, supernode, wake).loop()
 
 
 def arguments(home: Path, name: str, superlink: str, port: int) -> list[str]:
@@ -260,9 +264,9 @@ def _terminate(pid: int) -> None:
 class _Launcher:
     """Takes tasks from the SuperNode and answers each in a fork."""
 
-    def __init__(self, address: str, secret: bytes, supernode: int, wake: int) -> None:
-        self.address, self.supernode, self.wake = address, supernode, wake
-        self._secret = secret
+    def __init__(self, home: Path, address: str, secret: bytes, supernode: int, wake: int) -> None:
+        self.home, self.address, self.supernode, self.wake = home, address, supernode, wake
+        self._secret, self._looked = secret, -math.inf
         self._answers: set[int] = set()
         self._stopping = False
         self._connection: RuntimeHttpClient | None = None
@@ -272,6 +276,7 @@ class _Launcher:
             signal.signal(number, self._stop)
         tries = 0
         while not self._stopping:
+            self._forget_runs()
             if (status := self._ended(self.supernode)) is not None:
                 self._end_answers()
                 return status if 0 < status < 128 else 1  # nobody told it to end, whatever it says
@@ -287,6 +292,19 @@ class _Launcher:
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
+
+    def _forget_runs(self) -> None:
+        """Delete the keys of runs that are over: after the last run of all no request comes that would do it."""
+        if time.monotonic() - self._looked < HOUR:
+            return
+        from emdcfl.engines.flower.node.home import read_config
+        from emdcfl.engines.flower.node.releases import expire
+
+        self._looked = time.monotonic()
+        try:
+            expire(self.home / "state", read_config(self.home / "node.toml").policy)
+        except (OSError, ConfigError) as error:
+            log.warning("the keys of runs that are over could not be deleted: %s", error)
 
     def _wait(self) -> bool:
         """Wait for the SuperNode's word that there is a message."""

@@ -26,6 +26,8 @@ from emdcfl.core.replies import brief
 from emdcfl.engines.flower.node.policy import Policy, PolicyError
 from emdcfl.privacy.exchange import load_secret
 
+ALL, KEY = "released.json", "run.key"
+
 OWN = "*"
 """Whose model ``reference`` embeds with."""
 
@@ -38,7 +40,7 @@ class Releases:
     def __init__(self, state: Path, run: str) -> None:
         self.state, self.run = state, run
         self.folder = state / digest(run).hex()[:16]
-        self._key, self._all, self._here = self.folder / "run.key", state / "released.json", self.folder / "releases.json"
+        self._key, self._all, self._here = self.folder / KEY, state / ALL, self.folder / "releases.json"
 
     def admit(self, policy: Policy, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Count a request, or raise ``PolicyError`` if it is one too many."""
@@ -46,7 +48,7 @@ class Releases:
         with locked(self._all):  # messages may be separate processes
             total, here = _read(self._all), _read(self._here)
             runs = total.setdefault("runs", {})
-            self._expire(policy, runs)
+            _expire(self.state, policy)
             self._open(policy, runs)
             here["requests"] = here.get("requests", 0) + 1
             _limit(here["requests"], "answers at most {most} requests of a run", "requests_per_run", policy.requests_per_run)
@@ -73,13 +75,6 @@ class Releases:
         _limit(len(runs) + 1, "takes part in at most {most} runs", "runs", policy.runs)
         runs[self.folder.name] = {"run": brief(self.run, 80), "since": time.strftime("%Y-%m-%d")}
 
-    def _expire(self, policy: Policy, runs: Mapping[str, Any]) -> None:
-        """Delete the keys of runs that were not used for long: what was sealed for them cannot be opened any more."""
-        for name in runs:
-            key = self.state / name / "run.key"
-            if key.exists() and time.time() - key.stat().st_mtime > policy.run_days * DAY:
-                key.unlink(missing_ok=True)
-
     def projections(self) -> dict[str, str]:
         """Return a digest of the seed that each partner has sealed for this node in this run."""
         return dict(_read(self._here).get("projections", {}))
@@ -100,6 +95,19 @@ class Releases:
     def session(self) -> NodeSecret:
         """Return the secret of this run."""
         return load_secret(self._key)
+
+
+def expire(state: Path, policy: Policy) -> None:
+    """Delete the keys of runs that were not used for long: what was sealed for them cannot be opened any more."""
+    if state.is_dir():
+        with locked(state / ALL):
+            _expire(state, policy)
+
+
+def _expire(state: Path, policy: Policy) -> None:
+    for key in state.glob(f"*/{KEY}"):  # also one whose run could not be entered, on a full disk
+        if time.time() - key.stat().st_mtime > policy.run_days * DAY:
+            key.unlink(missing_ok=True)
 
 
 def _wanted(task: str, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, str]:
