@@ -139,6 +139,25 @@ def test_the_log_is_bounded_and_harmless_to_print(tmp_path: Path, monkeypatch: p
     assert entries and all(text.isprintable() for entry in entries for text in entry.values())
 
 
+def test_refusals_without_end_hide_no_release_from_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal quotes the server, so that some hundred requests fill the log; each may be eight at once, under names of any run."""
+    monkeypatch.setattr(node_log, "MOST", 20_000)
+    server = HostileServer(tmp_path / "home", toml='trust = "relay"')
+    for _ in range(2):
+        assert "reply" in server.ask("reference", omega=omega(), partners={}, sizes=[16], settings=settings())
+    for i in range(30):
+        server.ask("describe", job={"run": f"{i}", "model": {"name": "\U0001f600" * 400, "options": {}}})
+        server.send("hello", {"challenge": public_key(B), "nonce": bytes(16), "job": {}, "along": [{"task": "\U0001f600" * 40}] * 8})
+        server.send("survey", {"question": "describe", "job": {"run": f"{i}"}})
+    assert not any(entry["text"].startswith("reference") for entry in node_log.read(server.home / "state"))
+    (count,) = (one for one in node_log.counts(server.home / "state") if one["what"] == "released")
+    assert (count["task"], count["run"], count["count"]) == ("reference", "run", 2)
+    assert len(node_log.counts(server.home / "state")) <= 3
+    shown = CliRunner().invoke(app, ["node", "log", str(server.home), "--last", "1"]).output
+    assert "released  run run: reference, 2 times since" in shown
+    assert "reference" not in CliRunner().invoke(app, ["node", "log", str(server.home), "--refused"]).output
+
+
 def test_requests_at_the_same_time_all_get_into_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that is full is put aside by one of them, not by each in turn; an entry that is lost would also refuse its answer."""
     monkeypatch.setattr(node_log, "MOST", 20_000)

@@ -236,14 +236,20 @@ def show_log(
     as_json: AsJson = False,
 ) -> None:
     """Print what the node released to the server and what it refused, newest last."""
-    from emdcfl.engines.flower.node.log import read
+    from emdcfl.engines.flower.node.log import counts, read
 
-    entries = [e for e in read(_folder(home) / "state") if not refused or e.get("what") != "released"]
+    state = _folder(home) / "state"
+    old, entries = ([e for e in found if not refused or e.get("what") != "released"] for found in (counts(state), read(state)))
     lines = []
+    for e in old:
+        where = f"run {e['run']}" if e["run"] else "before a run" if e["task"] else "in all"
+        lines.append(
+            f"{e['time']}  {e['what']:<9} {where}: {e['task'] or 'requests'}, {e['count']} times since {e['first']}, no longer listed"
+        )
     for e in entries[-last:]:
         where = f"run {e['run']} round {e['round']}" if "run" in e else "before a run"
         lines.append(f"{e.get('time')}  {e.get('what'):<9} {where}: {e.get('text')}")
-    answer(entries[-last:], lines or ["nothing yet"], as_json=as_json)
+    answer([*old, *entries[-last:]], lines or ["nothing yet"], as_json=as_json)
 
 
 def report(config: NodeConfig, home: Path) -> Iterator[str]:
