@@ -159,6 +159,20 @@ def test_a_workbook_with_a_cell_in_a_far_corner_is_refused_before_all_between_ar
         spreadsheet.read_workbook(tmp_path / "large.xlsx")
 
 
+def test_a_workbook_with_a_long_word_in_all_cells_is_refused_before_each_holds_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word that is in the file once took 7 GB in 6000 rows."""
+    book = pytest.importorskip("openpyxl").Workbook()
+    for row in (["note", "label"], *(["x" * 100, "ill"] for _ in range(50))):
+        book.active.append(row)
+    book.save(tmp_path / "site.xlsx")
+    assert spreadsheet.read_workbook(tmp_path / "site.xlsx").num_rows == 50
+    monkeypatch.setattr(spreadsheet, "MOST_TEXT", 5_000, raising=False)
+    with pytest.raises(DataError, match="5000 characters"):
+        spreadsheet.read_workbook(tmp_path / "site.xlsx")
+
+
 def test_an_npz_that_unpacks_to_gigabytes_takes_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "distances.npz"
     header = io.BytesIO()

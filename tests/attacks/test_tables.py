@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -112,6 +113,10 @@ def words(rows: int, size: int) -> pa.Table:
     return pa.table({"a": coded, "y": pa.nulls(rows, pa.int8())})
 
 
+def nested(rows: int, size: int, kind: pa.DataType, cell: Callable[[str], Any]) -> pa.Table:
+    return pa.table({"a": pa.array([cell("x" * size)] * rows, kind), "y": [0] * rows})
+
+
 def listed(length: int) -> pa.Table:
     return pa.table({"a": pa.ListArray.from_arrays(pa.array([0, length], pa.int32()), pa.nulls(length, pa.int8())), "y": [1]})
 
@@ -120,6 +125,11 @@ BOMBS = {
     "rows without a value": (nulls(1_000_000), False),
     "a long word in all rows, as text": (words(2000, 20_000), False),
     "a long word in all rows, as a category": (words(2000, 20_000), True),
+    "a long word in lists": (nested(2000, 20_000, pa.list_(pa.large_string()), lambda word: [word]), False),
+    "a long word in records": (nested(2000, 20_000, pa.struct([("s", pa.list_(pa.string()))]), lambda word: {"s": [word]}), False),
+    "a long word as a value": (nested(2000, 20_000, pa.map_(pa.string(), pa.binary()), lambda word: [("key", word)]), False),
+    "a long word as JSON": (nested(2000, 20_000, pa.json_(), lambda word: f'"{word}"'), True),
+    "a long word as a view": (nested(2000, 20_000, pa.string_view(), str), True),
     "a list as a cell": (listed(1_000_000), False),
     "wide cells of bytes": (pa.table({"a": pa.array([b"x" * 20_000] * 300, pa.binary(20_000)), "y": [0] * 300}), False),
 }

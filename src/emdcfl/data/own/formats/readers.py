@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections import Counter
@@ -165,17 +166,21 @@ def _read_parquet(path: Path) -> pa.Table:
     columns = range(footer.num_columns)
     chunks = [footer.row_group(g).column(i) for g in range(footer.num_row_groups) for i in columns]
     widths = [max(8, footer.schema.column(i).length) for i in columns] * footer.num_row_groups
-    cells = sum(chunk.num_values * width for chunk, width in zip(chunks, widths, strict=True))
-    _check_size(path, max(cells, footer.num_rows * 8, sum(chunk.total_uncompressed_size for chunk in chunks)))
+    size = sum(chunk.num_values * width for chunk, width in zip(chunks, widths, strict=True))
+    _check_size(path, max(size, footer.num_rows * 8, sum(chunk.total_uncompressed_size for chunk in chunks)))
     schema = pq.read_schema(path)
     words = [field.name for field in schema if _is_text(field.type)]
-    with pq.ParquetFile(path, read_dictionary=words) as file:
+    leaves = [footer.schema.column(i) for i in columns]
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.logical_type.type != "DECIMAL"]
+    bare = "arrow_extensions_enabled"  # JSON would have no dictionary; versions without this read it as text
+    known = {bare: False} if bare in inspect.signature(pq.ParquetFile).parameters else {}
+    with pq.ParquetFile(path, read_dictionary=texts, **known) as file:
         table = file.read()
     plain = pa.schema([schema.field(i) if field.name in words else field for i, field in enumerate(table.schema)])
     _check_size(path, sum(_text_size(chunk) for column in table.columns for chunk in column.chunks))
     table = table.cast(plain)
-    known = [pc.if_else(pc.is_nan(c), pa.scalar(None, c.type), c) if pa.types.is_floating(c.type) else c for c in table.columns]
-    return as_plain(pa.table(known, schema=plain.remove_metadata()), path)
+    cells = [pc.if_else(pc.is_nan(c), pa.scalar(None, c.type), c) if pa.types.is_floating(c.type) else c for c in table.columns]
+    return as_plain(pa.table(cells, schema=plain.remove_metadata()), path)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -183,7 +188,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _text_size(column: pa.Array) -> int:
-    """Bytes of a column of words once each row holds its own; 0 for other columns."""
+    """Bytes of a column of words, or of lists or records of words, once each row holds its own; 0 for other columns."""
+    if isinstance(column, pa.MapArray):
+        return _text_size(column.keys) + _text_size(column.items)
+    if pa.types.is_nested(column.type):
+        inside = column.flatten()
+        return sum(map(_text_size, inside)) if isinstance(column, pa.StructArray) else _text_size(inside)
     if not isinstance(column, pa.DictionaryArray) or not _is_text(column.dictionary.type):
         return 0
     lengths = pc.cast(pc.fill_null(pc.binary_length(column.dictionary), 0), pa.int64())

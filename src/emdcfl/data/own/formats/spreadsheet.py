@@ -18,6 +18,8 @@ MOST_ROWS, MOST_COLUMNS = 1 << 20, 1 << 14
 """Of a sheet, as Excel has them."""
 MOST_CELLS = 1 << 28
 """Of a sheet, empty ones counted: two cells in opposite corners would otherwise take many minutes."""
+MOST_TEXT = 1 << 29
+"""Characters of a sheet: a file holds a word once, however many cells have it."""
 HEAD = 20
 """Rows in which the names of columns are looked for."""
 
@@ -76,10 +78,20 @@ def _cells(sheet: Any, path: Path) -> tuple[list[Any], list[tuple[Any, ...]], in
     top = next((i for i, cells in enumerate(filled) if len(cells) > 1), next(i for i, cells in enumerate(filled) if cells))
     width = max(cells[-1] for cells in filled[top:] if cells) + 1
     rows = sheet.iter_rows(min_row=top + 2, max_row=MOST_ROWS, max_col=width, values_only=True)
-    found = [row for row in islice(rows, MOST_CELLS // width) if any(cell is not None for cell in row)]
+    found, text = [], sum(map(_length, head))
+    for row in islice(rows, MOST_CELLS // width):
+        if any(cell is not None for cell in row):
+            found.append(row)
+            text += _length(row)
+            if text > MOST_TEXT:
+                raise DataError(f"{path}: has more than {MOST_TEXT} characters of text, repeated words counted; leave out rows or columns")
     if next(rows, None) is not None:
         raise DataError(f"{path}: has more than {MOST_CELLS} cells, empty ones counted; delete what lies beside or below the table")
     return head[top][:width], found, top + 2
+
+
+def _length(row: Sequence[Any]) -> int:
+    return sum(len(cell) for cell in row if isinstance(cell, str))
 
 
 def _refuse_formulas(openpyxl: Any, path: Path, title: str, width: int, rows: Sequence[tuple[Any, ...]], first: int) -> None:
