@@ -22,6 +22,7 @@ from emdcfl.apps import deployment, superlink
 from emdcfl.apps.deployment import control
 from emdcfl.apps.deployment.certificates import make_node_key, make_publisher_key, sign_bundle
 from emdcfl.apps.deployment.check import attacks
+from emdcfl.apps.deployment.folder import check_names
 from emdcfl.apps.deployment.processes import LINK, _until_listening, start
 from emdcfl.apps.superlink import BUNDLE, ENROLMENT, SIGNATURE, TOKEN, UNCHECKED, Gate, read_token
 from emdcfl.apps.supernode import arguments
@@ -177,3 +178,10 @@ def test_init_signs_the_app_and_gives_every_node_the_publishers_key(tmp_path: Pa
         trusted = yaml.safe_load((there.home(node) / "trusted.yaml").read_text())
         assert _verify_fab(Fab("", (there.operator / BUNDLE).read_bytes(), signed), trusted)
         assert "--trusted-entities" in arguments(there.home(node), node, there.address, 9094)
+
+
+@pytest.mark.parametrize("name", ["..", ".", ".ssh", "a/b", "-x", ""])
+def test_a_name_that_leads_elsewhere_or_hides_names_no_node(name: str) -> None:
+    """A node's folder is called as the node is, and sites say their names themselves."""
+    with pytest.raises(ConfigError, match="cannot name a node"):
+        check_names(["site-1", name])

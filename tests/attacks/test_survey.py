@@ -125,6 +125,15 @@ def test_strips_that_would_show_the_mean_image_are_not_measured(tmp_path: Path, 
     assert "squares" in images(tmp_path).send("survey", {"question": "measure", "seed": 0, "shape": shape})["failure"]
 
 
+def test_the_size_that_is_asked_for_does_not_choose_which_images_count(tmp_path: Path) -> None:
+    """A strip of an image was too large for one size and read for another: a site's images were divided in two ways."""
+    server = images(tmp_path)
+    Image.new("L", (1, 400), 9).save(tmp_path / "site" / "cat" / "strip.png")
+    said = [server.send("survey", {"question": "measure", "seed": 0, "shape": [1, size, size]})["reply"] for size in (8, 1024)]
+    assert said[0]["count"] / 8**2 == said[1]["count"] / 1024**2
+    assert said[0]["sums"].item() / said[0]["count"] == pytest.approx(said[1]["sums"].item() / said[1]["count"])
+
+
 @pytest.mark.parametrize("shape", [[3, 4096, 4096], [1, 1, 10**7], [3, 0, 8], [3, 8]])
 def test_images_are_not_measured_at_sizes_that_fill_the_memory(tmp_path: Path, shape: list[int]) -> None:
     server = images(tmp_path)

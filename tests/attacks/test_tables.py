@@ -159,6 +159,15 @@ def test_a_parquet_file_that_unpacks_to_much_more_is_refused_before_it_does(
     assert counted.max_memory() < 1 << 21
 
 
+def test_a_run_from_elsewhere_has_one_column_of_gaps_at_most() -> None:
+    """A number in its models' metadata would be as many columns, each of all rows that are predicted."""
+    column = {"name": "a", "mean": 0.0, "std": 1.0, "gaps": 10**12}
+    assert TableEncoding.from_dict({"label": "y", "columns": [column]}).encode(pa.table({"a": [1.0, None]}), "new").tolist() == [
+        [1, 0],
+        [0, 1],
+    ]
+
+
 def test_parquet_columns_keep_their_types_and_categories_are_text(tmp_path: Path) -> None:
     cells = {pa.int32(): 1, pa.float32(): 1.5, pa.string(): "a", pa.large_string(): "b", pa.dictionary(pa.int8(), pa.string()): "c"}
     table = pa.table({f"c{i}": pa.array([cell, None], kind) for i, (kind, cell) in enumerate(cells.items())})

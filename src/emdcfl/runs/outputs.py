@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -131,7 +132,7 @@ def file_names(names: list[str]) -> list[str]:
     """
     safe: dict[str, str] = {}
     for name in names:
-        base = re.sub(r"[^\w.-]+", "_", name)[:LONGEST_NAME]
+        base = re.sub(r"[^\w.-]+", "_", unicodedata.normalize("NFC", name))[:LONGEST_NAME]
         candidate, n = base, 1
         while candidate.casefold() in safe:  # some file systems do not tell A from a
             n += 1

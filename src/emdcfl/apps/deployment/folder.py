@@ -240,8 +240,10 @@ def _source(parts: Mapping[str, Path]) -> Path:
 def check_names(names: Sequence[str]) -> None:
     """Raise ``ConfigError`` if a name cannot be a node's."""
     for name in names:
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise ConfigError(f"client name {name!r} cannot name a node: use letters, digits, '.', '-' and '_' only")
+        if not re.fullmatch(r"\w[\w.-]*", name):  # '..' would be another folder
+            raise ConfigError(
+                f"client name {name!r} cannot name a node: use letters, digits, '.', '-' and '_' only, the first a letter or digit"
+            )
 
 
 def check_address(address: str) -> None:

@@ -224,7 +224,7 @@ class TableEncoding:
         columns = tuple(
             Categorical(c["name"], tuple(c["words"]))
             if "words" in c
-            else Numeric(c["name"], c["mean"], c["std"], c["gaps"], str(c.get("date", "")), str(c.get("unit", "")))
+            else Numeric(c["name"], c["mean"], c["std"], bool(c["gaps"]), str(c.get("date", "")), str(c.get("unit", "")))
             for c in values["columns"]
         )
         return cls(values["label"], columns, tuple(map(str, values.get("missing", ()))), str(values.get("gaps", "mean")))

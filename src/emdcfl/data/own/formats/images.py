@@ -28,6 +28,10 @@ LONGEST_SIDE = 1 << 16
 MOST_PIXELS = 1 << 27
 """Pixels of an image, as it is stored and after it is resized: more would take the memory that others need."""
 
+NARROWEST = 128
+"""Long over short side of an image that is read. One that is too narrow for some size only would let a server, which says the size,
+choose between two divisions of a site's images."""
+
 DARK = 16
 """Brightest pixel of a client, of 255, below which its images may be 12-bit values in a 16-bit file."""
 
@@ -179,7 +183,7 @@ def _check_size(size: tuple[int, int], wanted: tuple[int, int]) -> None:
     """Refuse an image by its header, before it is decoded."""
     width, height = size
     ratio = max(wanted[0] / max(width, 1), wanted[1] / max(height, 1))
-    if max(size) > LONGEST_SIDE or width * height * max(1.0, ratio**2) > MOST_PIXELS:
+    if max(size) > min(LONGEST_SIDE, NARROWEST * min(size)) or width * height * max(1.0, ratio**2) > MOST_PIXELS:
         raise DataError(f"{width}×{height} pixels are too many or too narrow; crop the image")
 
 
