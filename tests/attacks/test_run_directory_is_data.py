@@ -12,9 +12,10 @@ from tests import tiny  # noqa: F401  registers the scenario
 from tests.e2e.shell import called
 
 import emdcfl
-from emdcfl.core.errors import ModelError
+from emdcfl.core.errors import ConfigError, ModelError, StoreError
 from emdcfl.models import BUILDERS
-from emdcfl.runs.config import Choice, Config, RunConfig
+from emdcfl.report.load_run import read_run
+from emdcfl.runs.config import Choice, Config, RunConfig, load
 from emdcfl.runs.outputs import load_served
 from emdcfl.runs.runner import run
 from emdcfl.runs.store import RunStore, identity
@@ -130,3 +131,16 @@ def test_a_config_that_the_user_wrote_may_name_a_function(evil: Path) -> None:
 
 def test_smoke_models_need_no_trust() -> None:
     assert "smoke_model" in BUILDERS
+
+
+@pytest.mark.parametrize("nested", ["a = " + "[" * 10**5 + "]" * 10**5, ".".join(["a"] * 5000) + " = 1"])
+def test_a_config_that_is_nested_without_end_is_refused_in_one_line(nested: str, honest: Path, tmp_path: Path) -> None:
+    """The parser, or whoever reads what it gave, would end with Python's own error for an exhausted stack."""
+    place = tmp_path / "nested"
+    shutil.copytree(honest, place)
+    (place / identity.CONFIG).write_text(f"[scenario]\nname = 'tiny'\n{nested}\n")
+    assert RunStore.read(place).config() == RunStore.read(honest).config(), "the copy is whole"
+    with pytest.raises(StoreError, match=r"config\.toml: truncated or damaged: more than 32 levels"):
+        read_run(place)
+    with pytest.raises(ConfigError, match="not valid TOML: more than 32 levels"):
+        load(place / identity.CONFIG)

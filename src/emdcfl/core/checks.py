@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,35 @@ from emdcfl.core.errors import ConfigError, nearest
 
 NONE = "none"
 """How ``None`` is written where the format has no word for it (TOML)."""
+
+
+DEEPEST = 32
+"""Levels of tables and lists in TOML; a run has three or four."""
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Parse TOML from anywhere; a ``ValueError`` says what is wrong, also of one so deep that reading it would exhaust the stack.
+
+    Examples
+    --------
+    >>> read_toml("a.b = 1")
+    {'a': {'b': 1}}
+    >>> read_toml(".".join("a" * 1000) + " = 1")
+    Traceback (most recent call last):
+    ...
+    ValueError: more than 32 levels of tables and lists
+    """
+    try:
+        raw = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"more than {DEEPEST} levels of tables and lists") from error
+    level: list[Any] = [raw]
+    for _ in range(DEEPEST):
+        inside = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = [item for items in inside for item in items]
+    if any(isinstance(one, (dict, list)) for one in level):
+        raise ValueError(f"more than {DEEPEST} levels of tables and lists")
+    return raw
 
 
 def check_options(target: Callable[..., Any], options: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def _metadata(folder: Path, key: str) -> Any:
     try:
         with safe_open(path, framework="pt") as file:
             return json.loads((file.metadata() or {})[key])
-    except (OSError, ValueError, KeyError, SafetensorError):
+    except (OSError, ValueError, KeyError, RecursionError, SafetensorError):
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emdcfl.clustering import PairRatios, members_of
+from emdcfl.core.checks import read_toml
 from emdcfl.core.errors import StoreError
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.report.svg import COLOURS, SHAPES
@@ -140,7 +140,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StoreError(f"{path}: truncated or damaged: {error}; restore it, or start again with another --out") from error
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import tomli_w
 
-from emdcfl.core.checks import NONE, check_options, check_size
+from emdcfl.core.checks import NONE, check_options, check_size, read_toml
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.trust.policy import TRUST_RANGES, Trust
 
@@ -207,8 +207,8 @@ def _written(value: Any) -> Any:
 
 def loads(text: str, where: str = "config") -> Config:
     try:
-        raw = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError of its own
+        raw = read_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{where}: not valid TOML: {error}") from error
     return from_dict(raw, where)
 

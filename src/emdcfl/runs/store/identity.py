@@ -8,12 +8,12 @@ and stands in ``state/baselines.json``.
 from __future__ import annotations
 
 import logging
-import tomllib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from emdcfl.core.checks import read_toml
 from emdcfl.core.errors import StoreError
 from emdcfl.core.units import some
 from emdcfl.runs.store import files
@@ -105,8 +105,8 @@ def _config(folder: Path) -> str | None:
     """Return the text of ``config.toml``; ``None`` where it is missing or not TOML."""
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8")
-        tomllib.loads(text)
-    except (OSError, ValueError, RecursionError):
+        read_toml(text)
+    except (OSError, ValueError):
         return None
     return text
 
@@ -116,7 +116,7 @@ def _copy(folder: Path) -> str | None:
     try:
         record = files.read_sealed(folder / RUN)
         number, text = record["format"], record["config"]
-        tomllib.loads(text)
+        read_toml(text)
     except (StoreError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None
     if number != FORMAT:
@@ -126,7 +126,7 @@ def _copy(folder: Path) -> str | None:
 
 def _differences(old: str, new: str, free: Sequence[str] = ()) -> str:
     """Name the first keys in which two TOML texts differ, others than ``free``; empty where they agree."""
-    there, here = flat(tomllib.loads(old)), flat(tomllib.loads(new))
+    there, here = flat(read_toml(old)), flat(read_toml(new))
     keys = sorted(key for key in there.keys() | here.keys() if there.get(key) != here.get(key) and key not in free)
     shown = [f"{key} ({there.get(key, 'unset')!r} there, {here.get(key, 'unset')!r} here)" for key in keys]
     return some(shown)
