@@ -10,6 +10,7 @@ import signal
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from tests import tiny  # noqa: F401  registers the scenario
 
 import emdcfl
 from emdcfl.core.errors import DataError, StoreError
+from emdcfl.data.own.folder import load_folder
 from emdcfl.data.own.formats import spreadsheet
 from emdcfl.data.own.formats.images import read_image
 from emdcfl.report.load_run import read_run
@@ -141,6 +143,21 @@ def test_postscript_called_an_image_is_handed_to_no_other_program(name: str, tmp
     with pytest.raises(DataError):
         read_image(tmp_path / name, (1, 8, 8))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_data_folder_with_links_in_a_circle_or_a_pipe_has_an_end(tmp_path: Path) -> None:
+    for site, kind, i in product("ab", ("cat", "dog"), range(12)):
+        (tmp_path / site / kind).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), i).save(tmp_path / site / kind / f"{i}.png")
+    before = load_folder(tmp_path)
+    for i in range(3):
+        (tmp_path / "a" / "cat" / f"link-{i}").symlink_to(".")
+        (tmp_path / "a" / "cat" / f"above-{i}").symlink_to("../cat")
+    assert [len(site.train) for site in load_folder(tmp_path).sites] == [len(site.train) for site in before.sites]
+    os.mkfifo(tmp_path / "b" / "dog" / "pipe.png")
+    with pytest.raises(DataError, match=r"pipe\.png is a pipe"):
+        load_folder(tmp_path)
 
 
 def test_a_workbook_with_a_cell_in_a_far_corner_is_refused_before_all_between_are_read(

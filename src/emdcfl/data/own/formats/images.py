@@ -70,12 +70,21 @@ def list_images(client: ClientFiles) -> Listed:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder in sorted order, without hidden ones: copies that a notebook keeps, what macOS writes beside files."""
-    for entry in visible(folder):
-        if entry.is_dir():
-            yield from files_below(entry)
-        else:
-            yield entry
+    """Yield all files below a folder in sorted order, without hidden ones: copies that a notebook keeps, what macOS writes beside files.
+
+    A folder that several links lead to counts once: links in a circle would have no end.
+    """
+    seen = {folder.resolve()}
+
+    def below(place: Path) -> Iterator[Path]:
+        for entry in visible(place):
+            if not entry.is_dir():
+                yield entry
+            elif (real := entry.resolve()) not in seen:
+                seen.add(real)
+                yield from below(entry)
+
+    return below(folder)
 
 
 def read_headers(client: Listed) -> list[Header | None]:

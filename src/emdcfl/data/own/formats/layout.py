@@ -126,7 +126,11 @@ def site_files(path: Path, name: str | None = None) -> tuple[str, ClientFiles]:
 
 def visible(folder: Path) -> list[Path]:
     """Entries of a folder in sorted order, without hidden ones."""
-    return [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith((".", "__")) and entry.name.lower() not in NO_DATA]
+    found = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith((".", "__")) and entry.name.lower() not in NO_DATA]
+    odd = next((entry for entry in found if not entry.is_file() and not entry.is_dir() and entry.exists()), None)
+    if odd is not None:  # whoever reads a pipe waits for ever
+        raise DataError(f"{odd} is a pipe, socket or device, expected files and folders; remove it")
+    return found
 
 
 def _refuse_unread(files: Sequence[Path]) -> None:
