@@ -55,7 +55,7 @@ def test_embeddings_under_a_crafted_model_are_not_released(server: HostileServer
 @pytest.mark.parametrize("kind", ["one bias", "dense biases"])
 @pytest.mark.parametrize("samples", [2, 4, 15])
 def test_a_request_for_few_samples_hides_no_crafted_model(server: HostileServer, kind: str, samples: int) -> None:
-    inputs = {"partners": {}, "sizes": [samples], "settings": settings(max_samples=samples)}
+    inputs = {"partners": {}, "sizes": [samples], "settings": settings(max_samples=samples, calibrated=False)}
     assert "made to show the projection" in server.refused("reference", omega=crafted(kind), **inputs)
     column = {"boxes": {}, "size": samples, "held_out": True, "settings": settings(projection="pair")}
     said = server.ask("project", rows=["row"], omegas={"row": crafted(kind)}, keys={"row": KEY}, **column)
@@ -76,7 +76,7 @@ def test_a_unit_that_overflows_hides_no_crafted_model_and_shows_no_sign_of_r(ser
 
 
 def test_few_samples_under_an_honest_model_are_released(server: HostileServer) -> None:
-    assert "reply" in server.ask("reference", omega=omega(), partners={}, sizes=[4], settings=settings(max_samples=4))
+    assert "reply" in server.ask("reference", omega=omega(), partners={}, sizes=[4], settings=settings(max_samples=4, calibrated=False))
 
 
 def test_a_crafted_model_of_a_partner_costs_that_partner_alone(server: HostileServer) -> None:

@@ -218,6 +218,17 @@ def test_thousands_of_calibrations_in_one_request_are_refused(server: HostileSer
     assert "sample sizes" in server.refused("reference", omega=omega(), partners={}, sizes=[16] * 10_000, settings=settings())
 
 
+@pytest.mark.parametrize("sizes", [[1, 2, 3], [16, 17], [11, 32], [32, 16], [16.0, 32]])
+def test_sizes_that_show_where_a_class_occurs_first_are_refused(server: HostileServer, sizes: list[Any]) -> None:
+    """The degrees of freedom fell behind the size by one where a sample had a class that none before it had: at all sizes, and in the
+    orders of many seeds, that told which samples of an honest model's release share a class, although class counts are sealed."""
+    asked = {"omega": omega(), "partners": {}, "settings": settings(match_classes=True)}
+    assert "√2 apart" in server.refused("reference", sizes=sizes, **asked)
+    assert "reply" in server.ask("reference", sizes=[16, 23, 33], **asked)
+    assert "policy.models_per_round" in server.refused("reference", sizes=[17, 25], **asked)
+    assert "the seed 0" in server.refused("reference", sizes=[16, 23, 33], job={"seed": 1}, round=2, **asked)
+
+
 def test_a_request_under_the_name_of_another_task_is_judged_by_what_it_asks(server: HostileServer) -> None:
     inputs = {"size": 8, "held_out": True, "settings": settings(exchange="server-samples")}
     request = {"task": "deposit", "round": 1, "client": server.name, "job": digits_job(), "inputs": inputs}

@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -36,6 +36,9 @@ LONGEST_LIST, LARGEST_NUMBER = 256, 2**20
 
 MOST_COLUMNS = 2**16
 """Of an encoded table."""
+
+LEAST_CALIBRATED = 12
+"""Samples at which a tolerance is calibrated, at least; what a partner offers has as many."""
 
 MOST_THREADS = 64
 MOST_SIZES = 1024
@@ -147,6 +150,8 @@ class Policy:
             _check_shares(inputs["weights"])
         if len(inputs.get("sizes", ())) > MOST_SIZES:
             raise PolicyError(f"this node calibrates at most {MOST_SIZES} sample sizes in a request, got {len(inputs['sizes'])}")
+        if "sizes" in inputs and "settings" in inputs and inputs["settings"].get("calibrated") is not False:  # labels have a say in these
+            _check_sizes(inputs["sizes"])
         if "settings" in inputs:
             self._check_settings(inputs["settings"], _shown(inputs))
 
@@ -302,13 +307,27 @@ def _shown(inputs: Mapping[str, Any]) -> list[Any]:
     return [inputs.get("size") or 0, *(m * blocks if type(m) is int and type(blocks) is int else None for m, blocks in pairs)]
 
 
+def _check_sizes(sizes: Sequence[Any]) -> None:
+    """Refuse sizes of samples that are small or close together: where a class is new at the next sample, that shows its label."""
+    apart = all(type(size) is int for size in sizes) and all(
+        b * b >= 2 * a * a for a, b in pairwise(sizes)
+    )  # as validation_sizes makes them
+    if not apart or min(sizes, default=LEAST_CALIBRATED) < LEAST_CALIBRATED:
+        raise PolicyError(
+            f"this node calibrates tolerances at {LEAST_CALIBRATED} samples or more, and at sizes at least √2 apart, got "
+            f"{brief(str(sizes), 40)}; a run with smaller sites may set method.tolerance to a number"
+        )
+
+
 def _check_job(job: Mapping[str, Any]) -> None:
     """Refuse a job whose numbers would cost the node more than the work itself."""
-    threads, run = job["threads"], job["run"]
+    threads, run, seed = job["threads"], job["run"], job["seed"]
     if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
         raise PolicyError(f"this node computes with 1 to {MOST_THREADS} threads, got {threads!r}")
     if not isinstance(run, str) or len(run) > LONGEST_NAME:
         raise PolicyError(f"expected the run's name as text of at most {LONGEST_NAME} characters; check the server")
+    if type(seed) is not int:
+        raise PolicyError(f"expected the run's seed as a whole number, got {brief(repr(seed), 40)}; check the server")
 
 
 def _check_shares(weights: Any) -> None:

@@ -50,6 +50,8 @@ class Releases:
             runs = total.setdefault("runs", {})
             _expire(self.state, policy)
             self._open(policy, runs)
+            if here.setdefault("seed", job["seed"]) != job["seed"]:
+                raise PolicyError(f"this run has the seed {here['seed']}, which orders the samples, got {job['seed']}; start another run")
             here["requests"] = here.get("requests", 0) + 1
             _limit(here["requests"], "answers at most {most} requests of a run", "requests_per_run", policy.requests_per_run)
             counted = "reference" if task == "recalibrate" else task  # the same samples under the client's own model
@@ -113,12 +115,14 @@ def _expire(state: Path, policy: Policy) -> None:
 def _wanted(task: str, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, str]:
     """Under whose models a request embeds the node's data, and how: all of the job but its name and threads decides about that.
 
+    So do the sizes at which distances are calibrated: those at many sizes tell where in a sample a class occurs.
     So does a partner's key: the server could swap its run's half, and R and the noise of the pair would be others.
     """
     own = task == "recalibrate" or (task == "reference" and not inputs.get("again", False))
     if not own and task != "project":
         return {}
-    how = json.dumps([{k: v for k, v in job.items() if k not in ("run", "threads")}, dict(inputs["settings"])], sort_keys=True)
+    asked = [{k: v for k, v in job.items() if k not in ("run", "threads")}, dict(inputs["settings"]), inputs.get("sizes")]
+    how = json.dumps(asked, sort_keys=True)
     if not own:
         return {str(row): _print(inputs["omegas"][row], how, inputs["keys"][row]) for row in inputs["rows"]}
     pairs = inputs["partners"] if task == "reference" and inputs["settings"].get("projection") != "row" else {}
