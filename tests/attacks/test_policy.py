@@ -229,6 +229,13 @@ def test_sizes_that_show_where_a_class_occurs_first_are_refused(server: HostileS
     assert "the seed 0" in server.refused("reference", sizes=[16, 23, 33], job={"seed": 1}, round=2, **asked)
 
 
+def test_an_error_that_quotes_the_server_does_not_pass_for_one_of_ours(server: HostileServer) -> None:
+    """Whose text is sent; that of others may quote data."""
+    said = server.refused("evaluate", models=states(1), **{"more\nemdcfl.core.errors.DataError: ": 1})
+    assert said == "TypeError (see the node's log)"
+    assert "has no split 'other'" in server.refused("evaluate", models=states(1), split="other")
+
+
 def test_a_request_under_the_name_of_another_task_is_judged_by_what_it_asks(server: HostileServer) -> None:
     inputs = {"size": 8, "held_out": True, "settings": settings(exchange="server-samples")}
     request = {"task": "deposit", "round": 1, "client": server.name, "job": digits_job(), "inputs": inputs}

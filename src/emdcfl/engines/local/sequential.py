@@ -91,7 +91,7 @@ def failure(client: Client, task: str, round: int, error: Exception) -> Failure:
     return Failure(client.name, task, round, reason, "".join(traceback.format_exception(error)))
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException | str) -> str:
     """Return an error's message on one line; torch's run over several."""
     return " ".join(str(error).split())
 

@@ -18,7 +18,7 @@ from emdcfl.engines.flower.connected import ALONG, HELLO, SURVEY
 from emdcfl.engines.flower.messages import PING
 from emdcfl.engines.flower.node.home import Node
 from emdcfl.engines.flower.node.policy import PolicyError
-from emdcfl.engines.local.sequential import answer, intra_op_threads
+from emdcfl.engines.local.sequential import answer, intra_op_threads, one_line
 from emdcfl.privacy.exchange import node_key, prove, public_key
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def perform(node: Node, request: Any) -> dict[str, Any]:
         return _failed(node, str(error))
     if isinstance(outcome, Failure):
         log.error("%s\n%s", outcome, outcome.traceback)
-        expected = _is_ours(outcome.traceback)
+        expected = _is_ours(outcome)
         return _failed(node, outcome.reason if node.details or expected else outcome.reason.partition(":")[0] + " (see the node's log)")
     return {"client": node.name, "reply": outcome}
 
@@ -105,9 +105,13 @@ def _unanswered(node: Node, error: Exception) -> str:
     return f"{what} ({type(error).__name__}); the log of the node says why"
 
 
-def _is_ours(traceback: str) -> bool:
-    """Whether the error is one of ours, whose text was written to be read; others may quote data."""
-    return traceback.rstrip().rsplit("\n", 1)[-1].startswith("emdcfl.core.errors.")
+def _is_ours(failure: Failure) -> bool:
+    """Whether the error is one of ours, whose text was written to be read; others may quote data.
+
+    The reason is then the text alone: a line in the text of another error, which may quote the server, cannot pass for it.
+    """
+    kind, _, text = failure.traceback.rstrip().rsplit("\n", 1)[-1].partition(": ")
+    return kind.startswith("emdcfl.core.errors.") and one_line(text) == failure.reason
 
 
 def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> dict[str, str]:
