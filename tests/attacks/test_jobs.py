@@ -46,6 +46,17 @@ def test_preprocessing_out_of_range_is_refused(server: HostileServer, changed: d
     assert "reply" not in server.ask("describe", job=job)
 
 
+@pytest.mark.parametrize("many", ["mean", "std"])
+def test_a_mean_for_more_channels_than_there_are_does_not_multiply_every_sample(tmp_path: Path, many: str) -> None:
+    """One image of 8×8 became one of 100,000 channels: a batch of them took gigabytes before the network refused it."""
+    data = {"encoding": {"kind": "images", "shape": [1, 8, 8]}, "classes": ["cat", "dog"], "seed": 0}
+    preprocess = {"mean": [0.5], "std": [0.5], "scale": 1.0, "size": None}
+    server, model = images(tmp_path), {"name": "small_cnn", "options": {"size": 8}}
+    assert "reply" in server.ask("describe", job={"model": model, "data": data, "preprocess": preprocess})
+    said = server.refused("describe", job={"model": model, "data": data, "preprocess": {**preprocess, many: [0.5] * 10**5}})
+    assert "for each channel or column" in said
+
+
 MLP = {"name": "mlp", "options": {"features": 1, "classes": 2, "hidden": [4]}}
 AGE = {"name": "age", "mean": 50.0, "std": 20.0, "gaps": False}
 WARD = {"name": "ward", "words": ["north", "south"]}

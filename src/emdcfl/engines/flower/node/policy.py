@@ -133,7 +133,7 @@ class Policy:
         _check_job(job)
         self.check_model(job["model"])
         self.check_data(job["data"])
-        self._check_preprocess(job["preprocess"])
+        self._check_preprocess(job["preprocess"], job["data"].get("encoding"))
         if "training" in inputs:
             self._check_training(inputs["training"])
         if task == "train" and inputs.get("sample_weights") is not None:
@@ -220,25 +220,28 @@ class Policy:
         if encoding["kind"] != "table":  # as any other kind a table would be taken as it is, with the columns that are kept back
             raise PolicyError(f"expected an encoding of images or of a table, got {brief(repr(encoding['kind']), 40)}; check the server")
         self.check_columns([column["name"] for column in encoding["columns"]])
-        width = 0
         for column in encoding["columns"]:
-            width += len(column["words"]) if "words" in column else 2
             if "words" not in column and not (math.isfinite(column["mean"]) and math.isfinite(column["std"]) and column["std"] > 0):
                 raise PolicyError(f"expected mean and spread of column {column['name']!r} as finite numbers; check the server")
-            if "words" not in column and type(column["gaps"]) is not bool:  # a number would be a number of columns
+            if "words" not in column and type(column["gaps"]) is not bool:  # a number would be as many columns
                 raise PolicyError(f"expected gaps of column {column['name']!r} as true or false; check the server")
             if "words" in column and len(column["words"]) > MAX_WORDS:  # a survey lists no more; every row has a number for each
                 raise PolicyError(f"this node encodes a column in at most {MAX_WORDS} words, got {len(column['words'])}")
-        if width > MOST_COLUMNS:
-            raise PolicyError(f"this node encodes a table in at most {MOST_COLUMNS} columns, got {width}")
+        if _width(encoding["columns"]) > MOST_COLUMNS:
+            raise PolicyError(f"this node encodes a table in at most {MOST_COLUMNS} columns, got {_width(encoding['columns'])}")
 
-    def _check_preprocess(self, preprocess: Mapping[str, Any]) -> None:
+    def _check_preprocess(self, preprocess: Mapping[str, Any], encoding: Mapping[str, Any] | None) -> None:
         values = [*preprocess["mean"], *preprocess["std"], preprocess["scale"]]
         size = preprocess["size"]
         if len(values) > 2 * MOST_COLUMNS or not all(math.isfinite(v) for v in values) or not all(v > 0 for v in preprocess["std"]):
             raise PolicyError("expected preprocessing with finite mean and scale, and spread above 0; check the server")
         if size is not None and not (type(size) is int and 0 < size <= self.image_size):
             raise _refusal(f"images resized to {size!r}", "image_size", [f"at most {self.image_size}"])
+        if encoding is None:
+            return
+        each = encoding["shape"][0] if encoding["kind"] == "images" else _width(encoding["columns"])
+        if not {len(preprocess["mean"]), len(preprocess["std"])} <= {1, each}:  # more would multiply every sample
+            raise PolicyError("expected mean and spread of preprocessing once, or for each channel or column; check the server")
 
     def _check_training(self, training: Mapping[str, Any]) -> None:
         """Refuse trainings whose result would show single samples, and those without end."""
@@ -305,6 +308,11 @@ def _shown(inputs: Mapping[str, Any]) -> list[Any]:
     matching = inputs.get("matching") or {"m": {}, "blocks": {}}
     pairs = [(m, matching["blocks"][row]) for row, m in matching["m"].items()]
     return [inputs.get("size") or 0, *(m * blocks if type(m) is int and type(blocks) is int else None for m, blocks in pairs)]
+
+
+def _width(columns: Sequence[Mapping[str, Any]]) -> int:
+    """Numbers in a row of an encoded table."""
+    return sum(len(column["words"]) if "words" in column else 1 + column["gaps"] for column in columns)
 
 
 def _check_sizes(sizes: Sequence[Any]) -> None:
