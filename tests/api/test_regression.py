@@ -21,6 +21,10 @@ from emdcfl.data.own import from_arrays
 from emdcfl.methods import METHODS
 from emdcfl.runs.config import Choice, Config
 from emdcfl.runs.plan import IN_MEMORY, NEED_CLASSES, plan
+from emdcfl.runs.scoring import site_scores
+from emdcfl.runs.verdict.advice import advice
+from emdcfl.runs.verdict.baselines import run_baselines
+from emdcfl.runs.verdict.chance import guessing
 from emdcfl.runs.verdict.intervals import SiteScores, these_sites
 from emdcfl.sklearn import FederatedRegressor
 from emdcfl.studies.results import checked
@@ -136,6 +140,32 @@ def test_the_interval_holds_for_other_test_rows() -> None:
         assert found is not None
         held += found.low <= 1 - sum(mse) / 2 <= found.high
     assert held > 360  # 380 are expected, with a standard deviation of 4
+
+
+def test_one_site_whose_test_numbers_are_alike_does_not_make_models_useless() -> None:
+    """Its R² is far below 0 although its errors are as small as those of the others."""
+    rows = [
+        {"client": f"s{i}", "r2": {"test": r2}, "r2_error": {"test": 0.1}, "test_loss": {"test": 0.2}, "test_samples": {"test": 5}}
+        for i, r2 in enumerate([0.8] * 5 + [-90.0])
+    ]
+    score = site_scores(rows, "test")
+    run = {"clients": [row["client"] for row in rows], "r2": {**score, "variants": {"test": score}}}
+    assert score["low"] < 0 and guessing(run) is None
+
+
+def test_where_numbers_drift_guessing_is_the_mean_of_what_was_known(tmp_path: Path) -> None:
+    """Nobody knows the mean of tomorrow's numbers: a model that follows half of the way up is of use."""
+    rng, found = np.random.default_rng(0), {}
+    for name in SIGNS:
+        y = 10.0 * np.repeat([0.0, 0.0, 1.0], 40) + rng.normal(size=120)
+        x = (0.8 * y + rng.normal(size=120))[:, None]
+        parts = {"train": slice(0, 60), "val": slice(60, 80), "test": slice(80, 120)}
+        found[name] = {part: (x[rows], y[rows]) for part, rows in parts.items()}
+    result = emdcfl.fit(found, task="regression", rounds=1, out=tmp_path / "run")
+    baselines = {name: one.summary for name, one in run_baselines(result).items()}
+    assert all(r2 < -10 for r2 in baselines["linear"]["training_mean"]["sites"])
+    told = advice(result.summary, baselines)
+    assert guessing(result.summary) is not None and told is not None and told.choice != "none"
 
 
 def test_methods_are_compared_by_r_squared(tmp_path: Path) -> None:

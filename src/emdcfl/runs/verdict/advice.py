@@ -14,7 +14,7 @@ from typing import Any
 from emdcfl.clustering import members_of
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import names, percent, percent_range, plural, some
-from emdcfl.runs.verdict.chance import Guessing, guessing
+from emdcfl.runs.verdict.chance import Guessing, guessing, over_mean
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, more_samples
 
 LOGISTIC, LINEAR = "logistic", "linear"
@@ -109,9 +109,7 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
         return None
     trained = {"this run": used(summary), **{name: one for name, one in baselines.items() if name in BASELINES}}
     choice = found.choice if found.choice in trained else "fedavg" if "fedavg" in found.gains else "this run"
-    frequent = SiteScores.of(baselines.get(LOGISTIC, {}).get("most_frequent", {}))
-    over = {name: None if frequent is None else difference(scores_of_sites(one), frequent) for name, one in trained.items()}
-    guesses = {name: guessing(one, over[name]) for name, one in trained.items()}
+    guesses = {name: guessing(one, _over_guess(one, baselines)) for name, one in trained.items()}
     if (nothing := guesses[choice]) is None:
         return replace(found, doubts=[*_rare_classes(summary, trained, choice), *found.doubts])
     useful = {name: one for name, one in trained.items() if score_of(one).get("low") is not None and guesses[name] is None}
@@ -135,6 +133,15 @@ def _rare_classes(summary: Summary, trained: Mapping[str, Summary], choice: str)
         f"{_called(summary, best)} finds rare classes better than {_called(summary, choice)}: balanced accuracy {scores}; "
         "use it where they count"
     ]
+
+
+def _over_guess(summary: Summary, baselines: Mapping[str, Summary]) -> Interval | None:
+    """Return the score less that of each site's most frequent class, or of its mean, where a regression per site was run beside it."""
+    if metric_of(summary) is Metric.R2:
+        mean = baselines.get(LINEAR, {}).get("training_mean")
+        return None if mean is None else over_mean(summary, mean)
+    frequent = SiteScores.of(baselines.get(LOGISTIC, {}).get("most_frequent", {}))
+    return None if frequent is None else difference(scores_of_sites(summary), frequent)
 
 
 def no_model(summary: Summary, choice: str, nothing: Guessing) -> str:

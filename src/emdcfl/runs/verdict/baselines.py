@@ -19,7 +19,7 @@ from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import Lock, make_folder
 from emdcfl.runs.store.run_store import LOCK
 from emdcfl.runs.verdict.advice import LINEAR, LOGISTIC
-from emdcfl.runs.verdict.per_site import is_table, most_frequent, regression_rows
+from emdcfl.runs.verdict.per_site import is_table, most_frequent, regression_rows, training_mean
 
 
 def one_for_all(config: Config) -> Config:
@@ -92,6 +92,8 @@ def _regression(name: str, alone: Result, scenario: Scenario) -> Result:
     summary = {"method": name, **about, "ari": None, **scores_of(rows, scenario), "notes": []}
     if scenario.target is None:
         summary["most_frequent"] = most_frequent(scenario, alone.clients)
+    else:
+        summary["training_mean"] = training_mean(scenario, alone.clients)
     if alone.folder is not None:
         place = alone.folder.parent / name
         make_folder(place)

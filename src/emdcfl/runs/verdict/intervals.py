@@ -99,6 +99,13 @@ class SiteScores:
         """Return the scores of every site alone."""
         return [self.only([i]) for i in range(len(self.values))]
 
+    def weighted(self, weights: Sequence[float]) -> SiteScores:
+        """Return scores whose mean over the tested sites is the weighted mean of these."""
+        total = math.fsum(w for w, n in zip(weights, self.samples, strict=True) if n > 0)
+        scale = [w * len(self.counted) / total if total > 0 else 1.0 for w in weights]
+        errors = None if self.errors is None else tuple(e * w for e, w in zip(self.errors, scale, strict=True))
+        return SiteScores(tuple(p * w for p, w in zip(self.values, scale, strict=True)), self.samples, errors)
+
     @property
     def counted(self) -> list[tuple[float, int]]:
         return [(p, n) for p, n in zip(self.values, self.samples, strict=True) if n > 0]

@@ -43,6 +43,19 @@ def most_frequent(scenario: Scenario, clients: tuple[str, ...]) -> dict[str, lis
     return {"sites": right, "tested": [len(y) for y in tests]}
 
 
+def training_mean(scenario: Scenario, clients: tuple[str, ...]) -> dict[str, list[float]]:
+    """Return the R² of answering the mean of every client's training numbers, with its standard error (first test variant)."""
+    sites = {site.name: site for site in scenario.sites}
+    tests = [next(iter(sites[c].tests.values())).y for c in clients]
+    errors = [(y.double() - sites[c].train.y.double().mean()) ** 2 for c, y in zip(clients, tests, strict=True)]
+    pairs = list(zip(errors, tests, strict=True))
+    return {
+        "sites": [objective.r_squared(e, y) for e, y in pairs],
+        "errors": [objective.r_squared_error(e, y) for e, y in pairs],
+        "tested": [len(y) for y in tests],
+    }
+
+
 def _tested(scenario: Scenario, site: Site, seed: int) -> dict[str, Any]:
     model = _fitted(scenario, site, seed)
     scores = objective.tested(site, lambda variant: (_predicted(model, scenario, site.tests[variant].x), site.tests[variant].y))
