@@ -271,6 +271,13 @@ def test_a_run_finds_its_data_from_anywhere(cli, clinics: Path, tmp_path: Path) 
     refused(cli("place", "moved/runs/r", "moved/new/new.csv"), "moved/runs/r", str(tmp_path / "moved" / "d"), "put them back")
 
 
+def test_flags_add_to_the_lists_of_a_config_of_own_files(cli, clinics: Path) -> None:
+    (clinics / "own.toml").write_text('[scenario]\nname = "folder"\npath = "d"\nleave_out = ["a"]\n')
+    refused(cli("run", "own.toml", "--leave-out", "b", *SHORT), "at least two clients", "1 client ('c')")
+    (clinics / "other.toml").write_text("[run]\nrounds = 1\n")
+    refused(cli("run", "other.toml", "--leave-out", "b"), "--leave-out", "config of own files")
+
+
 def test_own_data_are_compared(cli, clinics: Path) -> None:
     asked = ("compare", "--data", "d", "--methods", "fedavg,local", "--seeds", 0, "--set", "run.rounds=1", "--out", "c")
     found = json.loads(cli(*asked, "--json").out)

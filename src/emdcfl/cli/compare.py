@@ -97,7 +97,7 @@ def compare_(
         raise ConfigError("expected --scenario or --data (what to run) or --merge (what to take in), got none; see 'emdcfl data list'")
     console, wanted = terminal(), []
     if scenario is not None or data is not None or config is not None:
-        flags = whose_data(scenario, data, own) | config_keys(scale=scale, personalize=personalize, device=device)
+        flags = whose_data(scenario, data, own, config) | config_keys(scale=scale, personalize=personalize, device=device)
         base = build_config(config, flags, settings)
         if leave_one_out or folds is not None:
             chosen, numbers = parse_methods(methods), parse_seeds(seeds)

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from emdcfl.cli.app import AsJson, Scale, answer, app, print_json
-from emdcfl.cli.own_data import own_data
+from emdcfl.cli.own_data import add_flags, own_data
 from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.runs.watching.progress import terminal
@@ -90,7 +90,7 @@ def check(
         from emdcfl.runs.config import own_files
 
         recipe = own_files(folder)
-        place, options = Path(recipe.pop("path")), recipe | own
+        place, options = Path(recipe.pop("path")), recipe | add_flags(recipe, own)
     report = check_options(place, options)
     if fix is None:
         show_report(report, html, as_json=as_json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Annotated, Any
 
@@ -75,3 +75,20 @@ def own_data(*, after: str) -> Callable[[Callable[..., None]], Callable[..., Non
         return run
 
     return decorate
+
+
+LISTS = ("drop", "date", "missing", "leave_out")
+"""Options that flags add to where a config has them already; a flag replaces any other."""
+
+
+def add_flags(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what flags make of a config's options of own files, of those that flags name."""
+    from emdcfl.data.own.tables import read_list
+
+    found = dict(given)
+    for name in given.keys() & options.keys() & set(LISTS):
+        more = read_list(given[name], f"--{name.replace('_', '-')}")
+        again = {entry.partition(":")[0] for entry in more} if name == "date" else set(more)
+        kept = [entry for entry in read_list(options[name], name) if (entry.partition(":")[0] if name == "date" else entry) not in again]
+        found[name] = [*kept, *more]
+    return found

@@ -14,7 +14,7 @@ import typer
 
 from emdcfl.cli import STARTED
 from emdcfl.cli.app import Scale, TrustModel, app, complete_methods, complete_scenarios, print_json
-from emdcfl.cli.own_data import PANEL, own_data
+from emdcfl.cli.own_data import PANEL, add_flags, own_data
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.units import seconds
@@ -142,7 +142,7 @@ def run(
     from emdcfl.runs.plan import refuse_numbers
     from emdcfl.runs.verdict.baselines import run_baselines
 
-    flags = whose_data(scenario, data, own) | config_keys(
+    flags = whose_data(scenario, data, own, config) | config_keys(
         method=method, rounds=rounds, local_epochs=local_epochs, batch_size=batch_size, lr=lr, personalize=personalize, seed=seed,
         participants=participants, hold_out=None if hold_out is None else [name.strip() for name in hold_out.split(",")],
         scale=scale, device=device, workers=workers, engine="flower" if engine is None and federation is not None else engine,
@@ -306,15 +306,17 @@ def _data_name(config: Config) -> str:
     return Path(path).resolve().stem if isinstance(path, str) else config.scenario.name
 
 
-def whose_data(scenario: str | None, data: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that name a scenario, or people's own files."""
+def whose_data(scenario: str | None, data: Path | None, about: Mapping[str, Any], config: Path | None = None) -> dict[str, Any]:
+    """Settings that name a scenario, or people's own files: those of ``data`` or of a config, to whose lists flags add."""
     if data is not None and scenario is not None:
         raise ConfigError(f"expected --data or --scenario, got both ({data} and {scenario}); leave one out")
-    if data is None:
-        if about:
-            raise ConfigError(f"--{next(iter(about)).replace('_', '-')} describes your own files and goes with --data")
-        return {"scenario": scenario}
-    return {"scenario": "folder", "scenario.path": str(data), **{f"scenario.{name}": value for name, value in about.items()}}
+    chosen = load(config).scenario if about and config is not None and scenario is None else None
+    known = chosen.options if chosen is not None and chosen.name == OWN_FILES else None
+    if data is None and about and known is None:
+        flag = next(iter(about)).replace("_", "-")
+        raise ConfigError(f"--{flag} describes your own files and goes with --data, or with a config of own files (data check --fix)")
+    named = {"scenario": scenario} if data is None else {"scenario": "folder", "scenario.path": str(data)}
+    return {**named, **{f"scenario.{name}": value for name, value in add_flags(known or {}, about).items()}}
 
 
 @contextmanager

@@ -141,6 +141,33 @@ def test_repairs_make_the_folder_ready(traps: Path, tmp_path: Path, capsys: pyte
     assert again.read_text() == recipe.read_text() and page.is_file()
 
 
+def test_small_sites_and_columns_that_a_site_left_empty_are_repaired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, recipe = tmp_path / "data", tmp_path / "fix.toml"
+    for seed, site in enumerate("abcde"):
+        n = 4 if site in "de" else 60
+        empty = site in "cd"
+        write(
+            data / f"{site}.csv", WORDS, n=n, seed=seed, dose=lambda i, e=empty: "" if e else i % 7, room=lambda i, n=n: i if n > 9 else ""
+        )
+    main_options = ["data", "check", str(data), "--fix", str(recipe)]
+    with pytest.raises(SystemExit) as done:
+        main(main_options)
+    assert done.value.code == 0 and "with them: ready to run" in capsys.readouterr().out
+    text = recipe.read_text()
+    options = tomllib.loads(text)["scenario"]
+    assert options["leave_out"] == ["d", "e"] and "dose" in options["drop"] and "# no value at c," in text
+    with pytest.raises(SystemExit) as done:  # flags add to the lists of a config
+        main(["data", "check", str(recipe), "--drop", "age", "--leave-out", "c", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert [client["name"] for client in report["clients"]] == ["a", "b"]
+    left = {column["name"] for column in report["columns"] if not column["feature"]} | {"age", "dose"}
+    assert not left & {column["name"] for column in report["columns"] if column["feature"]}
+    wrong = tmp_path / "wrong"
+    for site in "abcdef":  # the column of sites may be a wrong one
+        write(wrong / f"{site}.csv", WORDS, n=60 if site in "ab" else 4)
+    assert "leave_out" not in propose(lambda tried: check_options(wrong, tried), {})[0]
+
+
 def test_a_repair_that_only_a_person_can_make_is_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", WORDS, n=60, born=lambda i: f"{i % 9 + 1}/3/1960", patient=lambda i: i // 2 * 31)
     write(tmp_path / "b.csv", ["0", "1"], n=60, born=lambda i: f"{i % 9 + 1}/4/1960", patient=lambda i: i // 2 * 37)

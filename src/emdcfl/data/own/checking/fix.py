@@ -8,10 +8,12 @@ from typing import Any
 
 import tomli_w
 
+from emdcfl.core.units import names
 from emdcfl.data.own.checking.check import FolderReport
 from emdcfl.data.own.checking.columns import ID_NAME, ColumnProfile, Doubt
 from emdcfl.data.own.cleaning import folded, label_variants
 from emdcfl.data.own.formats.dates import readings
+from emdcfl.data.own.parts import MIN_SAMPLES
 from emdcfl.data.own.tables import read_list
 
 PASSES = 3
@@ -49,13 +51,23 @@ def _repairs(report: FolderReport, options: Options, reasons: dict[str, str]) ->
             reasons["label_map"] = f"{sentence}: which is which?"
         elif len({folded(word) for words in spelled.values() for word in words}) > 1:
             found["merge_labels"], reasons["merge_labels"] = True, sentence
-    lists = {name: list(read_list(options.get(name), f"--{name}")) for name in ("drop", "date", "missing")}
+    lists = {name: list(read_list(options.get(name), f"--{name}")) for name in ("drop", "date", "missing", "leave_out")}
+    small, apart = _small_sites(report), []
+    lists["leave_out"] += small
+    reasons |= {f"leave_out.{site}": f"{n} rows, at least {MIN_SAMPLES} are needed; it can join later" for site, n in small.items()}
     for column in report.columns:
-        if column.doubt is None or column.name in report.left_out:
+        if column.name in report.left_out:
+            continue
+        empty = [site for site, one in column.sites.items() if one.missing == one.rows and site not in small]
+        if column.doubt is None and 0 < len(empty) < len(column.sites) - len(small) and "only" not in found:
+            lists["drop"].append(column.name)
+            reasons[f"drop.{column.name}"] = f"no value at {names(empty)}, and so tells which site it is"
+        if column.doubt is None:
             continue
         if column.doubt == Doubt.UNITS:
+            apart.append(f"{column.name} at {names(column.odd)}")
             reasons["units"] = (
-                f"{column.name} at {', '.join(column.odd)} lies apart from the other sites: convert it in the files, or drop it"
+                f"numbers apart from those of the other sites: convert them in the files, or drop the column: {'; '.join(apart)}"
             )
             continue
         key, entries, why = _repair(column, found)
@@ -67,6 +79,13 @@ def _repairs(report: FolderReport, options: Options, reasons: dict[str, str]) ->
             lists[key] += [entry for entry in entries if entry not in lists[key]]
             reasons |= {f"{key}.{entry}": why for entry in entries}
     return found | {name: entries for name, entries in lists.items() if entries}
+
+
+def _small_sites(report: FolderReport) -> dict[str, int]:
+    """Return sites with too few samples and their number; none where most sites are small: the column of sites may be a wrong one."""
+    sizes = {client.name: sum(client.sizes.values()) for client in report.clients}
+    small = {name: n for name, n in sizes.items() if n < MIN_SAMPLES}
+    return small if 2 * len(small) <= len(sizes) and len(sizes) - len(small) > 1 else {}
 
 
 def _repair(column: ColumnProfile, options: Options) -> tuple[str, list[str], str]:
