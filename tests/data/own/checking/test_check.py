@@ -168,6 +168,23 @@ def test_small_sites_and_columns_that_a_site_left_empty_are_repaired(tmp_path: P
     assert "leave_out" not in propose(lambda tried: check_options(wrong, tried), {})[0]
 
 
+def test_facts_about_sites_are_not_taken_for_other_units(tmp_path: Path) -> None:
+    """Of one number per school, one is always the largest; at one school it changed."""
+    for k, site in enumerate("abcd"):
+        write(tmp_path / f"{site}.csv", WORDS, n=60, seed=k, size_of_class=lambda i, k=k: 20 + 3 * k + (k == 1 and i > 30))
+    assert not [note for note in check_folder(tmp_path).notes if "lies apart" in note]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_rows_in_the_order_of_a_time_are_a_series(tmp_path: Path, shuffled: bool) -> None:
+    order = np.random.default_rng(0).permutation(60) if shuffled else np.arange(60)
+    for seed, site in enumerate("ab"):
+        write(tmp_path / f"{site}.csv", WORDS, n=60, seed=seed, year=lambda i: 1990 + order[i] // 3, datum=lambda i: 1990 + order[i] / 3)
+    said = [note for note in check_folder(tmp_path).notes if "in the order of column" in note]
+    assert [note.endswith("use --split time:datum") for note in said] == [True] * (not shuffled)
+    assert not [note for note in check_options(tmp_path, {"split": "time:datum"}).notes if "in the order of" in note]
+
+
 def test_a_repair_that_only_a_person_can_make_is_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", WORDS, n=60, born=lambda i: f"{i % 9 + 1}/3/1960", patient=lambda i: i // 2 * 31)
     write(tmp_path / "b.csv", ["0", "1"], n=60, born=lambda i: f"{i % 9 + 1}/4/1960", patient=lambda i: i // 2 * 37)

@@ -13,7 +13,7 @@ import numpy as np
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
 from emdcfl.data.own.checking.columns import ColumnProfile
-from emdcfl.data.own.checking.leaks import Repeats, leaks, repeats
+from emdcfl.data.own.checking.leaks import Repeats, leaks, repeats, series_notes
 from emdcfl.data.own.cleaning import REGRESSION
 from emdcfl.data.own.folder import FolderOptions, FolderSamples, build_scenario, read_folder, read_site_alone
 from emdcfl.data.own.formats.client_tables import read_client_tables
@@ -21,6 +21,7 @@ from emdcfl.data.own.formats.images import common_shape, list_images, read_clien
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder, discover, visible
 from emdcfl.data.own.notes import write_notes
 from emdcfl.data.own.parts import Raw
+from emdcfl.data.own.splitting import RANDOM
 from emdcfl.data.types import Scenario
 
 
@@ -128,7 +129,8 @@ def _split_and_report(reading: FolderSamples, seed: int, *, alone: bool = False)
     except DataError as error:
         return replace(report, errors=(str(error),))
     found = repeats(scenario)
-    notes = (*scenario.notes, *found.notes(str(path)), *leaks(scenario, divided, reading.how.rule))
+    series = series_notes(reading.raws, reading.label) if reading.label is not None and reading.how.rule == RANDOM else []
+    notes = (*scenario.notes, *found.notes(str(path)), *leaks(scenario, divided, reading.how.rule), *series)
     return with_splits(replace(report, notes=notes, repeats=found), scenario)
 
 

@@ -13,6 +13,7 @@ Levina, Bickel (2004). Maximum Likelihood Estimation of Intrinsic Dimension. Neu
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,8 +30,9 @@ from emdcfl.core.optional import pa
 from emdcfl.core.units import some
 from emdcfl.data.own.checking.columns import ID_NAME
 from emdcfl.data.own.notes import Note, write_notes
-from emdcfl.data.own.parts import SPLITS, Divided
+from emdcfl.data.own.parts import SPLITS, Divided, Raw
 from emdcfl.data.own.splitting import RANDOM, SplitRule
+from emdcfl.data.own.tables import is_numeric, number_values
 from emdcfl.data.types import Scenario, Site
 
 ALPHA = 0.01
@@ -47,6 +49,14 @@ MANY_COPIES, SHARE_OF_COPIES = 3, 0.02
 FEW_VALUES = 10
 """Different values at a site below which a column is a category, unless its name says that it tells who was measured."""
 MOSTLY_DIFFERENT = 0.5
+TIME_NAME = re.compile(
+    r"(^|[_\W\d])(date|datum|year|jahr|time|timestamp|zeit|quarter|month|monat|week|day|tag|period|epoch)s?([_\W\d]|$)", re.I
+)
+"""Names of columns of numbers that may say when a row was measured."""
+LEAST_TIMES = 10
+"""Different values at every site from which rows in their order look like a series."""
+NEWER = "if newer rows are to be predicted from older ones, use --split"
+
 BEYOND_CHANCE = 3.0
 """Times as many equal samples at two sites as chance would give, from which they are named."""
 
@@ -309,9 +319,27 @@ def _hints(divided: Divided, label: str | None, mentioned: str) -> list[str]:
     schema = next(iter(divided.values()))["train"].x.schema
     for column in schema:
         if pa.types.is_temporal(column.type) and column.name != label:
-            by_time = shlex.quote(f"time:{column.name}")
-            notes.append(f"column {column.name!r} holds dates: if newer rows are to be predicted from older ones, use --split {by_time}")
+            notes.append(f"column {column.name!r} holds dates: {NEWER} {shlex.quote(f'time:{column.name}')}")
     return notes
+
+
+def series_notes(raws: Sequence[Raw], label: str | None) -> list[str]:
+    """Point to the column of numbers that rows of all files stand in the order of, if its name says that it is a time."""
+    tables = [part.x for raw in raws for part in raw.parts.values() if len(part)]
+    found: list[tuple[int, str]] = []
+    for name in tables[0].column_names:
+        if name == label or not TIME_NAME.search(name) or not all(name in table.column_names for table in tables):
+            continue
+        columns = [table.column(name) for table in tables]
+        if all(is_numeric(one.type) and not pa.types.is_temporal(one.type) for one in columns):
+            values = [number_values(one) for one in columns]
+            different = min(len(np.unique(one)) for one in values)
+            if different >= LEAST_TIMES and all((np.diff(one) >= 0).all() or (np.diff(one) <= 0).all() for one in values):
+                found.append((different, name))
+    if not found:
+        return []
+    finest = max(found, key=lambda one: one[0])[1]
+    return [f"rows of all sites stand in the order of column {finest!r}, as in a series: {NEWER} {shlex.quote(f'time:{finest}')}"]
 
 
 def _rows(x: NDArray[np.generic]) -> Rows:

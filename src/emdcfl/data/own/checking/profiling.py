@@ -99,6 +99,8 @@ def with_units(column: ColumnProfile) -> ColumnProfile:
     def lies_apart(low: float, high: float) -> bool:  # from the others: a site at the end of all ranges is compared with the second
         return high < lows[low == lows[0]] or low > highs[high == highs[0]]
 
+    if 2 * sum(low == high for low, high in ordered) >= len(ordered) > 2:
+        return column  # facts about sites, of which one is always the largest
     apart = [site for site, (low, high) in ranges.items() if len(ranges) > 1 and lies_apart(low, high)]
     return replace(column, doubt=Doubt.UNITS, odd=tuple(apart)) if apart else column
 
