@@ -79,6 +79,18 @@ def test_the_page_shows_the_runs_own_sentences(tmp_path: Path) -> None:
     assert all(about in Page(page).text for about in told["clusters"].values())
 
 
+def test_the_verdict_names_the_first_of_many_groups(tmp_path: Path) -> None:
+    """What the others differ in stands below, and whose updates their models hold in summary.json."""
+    make_run(tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    found = [{"feature": "x", "said": "column 'x' is higher", "kind": "number", "here": 2.0, "there": 1.0, "effect": 3.0}]
+    run.summary["what_differs"] = [{"who": f"cluster {k}", "members": [f"m{k}"], "found": found} for k in range(7)]
+    run.summary["trained_with"] = [{"model": f"cluster-{k}", "serves": [f"m{k}"], "sites": [f"m{k}", "m9"]} for k in range(7)]
+    told = dict(run_context(run)["sentences"])
+    assert told["What differs"].endswith("4 more below.") and told["What differs"].count("column 'x'") == 3
+    assert told["Trained with"].endswith("4 more in summary.json.") and told["Trained with"].count("The model of") == 3
+
+
 def test_clients_that_were_not_compared_are_not_called_separated(tmp_path: Path) -> None:
     nobody = make_run(tmp_path / "nobody", clients=4, groups=4, unset=1.0)
     assert headline(nobody).startswith("Undecided: none of the 4 clients could be compared")
@@ -418,4 +430,5 @@ def test_lines_below_the_drawing_lie_at_its_lower_edge() -> None:
     drawn = str(_draw_lines([("mean", "line mean", {1: -3.0, 2: -2.0})], "R² by round", Metric.R2))
     heights = {float(y) for y in re.findall(r'cy="([^"]+)"', drawn)}
     labels = {name: float(y) for y, name in re.findall(r'<text x="35" y="([^"]+)"[^>]*>([^<]+)', drawn)}
-    assert len(heights) == 1 and heights.pop() > labels["0"] and labels["-1"] > labels["0"]
+    assert len(heights) == 1 and heights.pop() > labels["0"] and labels["≤-1"] > labels["0"]
+    assert ">-1<" in str(_draw_lines([("mean", "line mean", {1: -1.0, 2: 0.0})], "R² by round", Metric.R2))  # nothing is cut off

@@ -284,6 +284,7 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str, metr
     for value in ticks(low, y.high, 5):
         parts.append(tag("line", x1=40, x2=WIDTH - 8, y1=y(value), y2=y(value), class_="grid"))
         shown = f"{value:g}" if metric is Metric.R2 else f"{value:.0%}" if y.high - low > 0.06 else f"{value:.1%}"
+        shown = f"≤{shown}" if value == low > min(values) else shown  # lines end here
         parts.append(tag("text", shown, x=35, y=y(value) + 3.5, class_="small muted end"))
     for t in ticks(rounds[0], rounds[-1], 8):
         if t == int(t):

@@ -43,6 +43,9 @@ from emdcfl.runs.verdict.what_differs import difference_in_words, nothing_differ
 from emdcfl.studies.results import RESULTS
 
 NAME = "report.html"
+MOST_SAID = 3
+"""Sentences of one topic in the verdict, where the rest stands elsewhere."""
+ELSEWHERE = {"What differs": "below", "Trained with": "in summary.json"}
 LONGEST = 400
 """Characters of a sentence on the page."""
 LISTED = 1000
@@ -219,6 +222,9 @@ def _sentences(run: Run) -> list[tuple[str, str]]:
         topics.setdefault(topic, []).append(visible(sentence, LONGEST))
     if not run.baselines:
         topics["Worth it"] = ["Not measured: this run has no baselines ('emdcfl run --data' adds them, 'emdcfl compare' runs any method)."]
+    for topic, where in ELSEWHERE.items():
+        if len(said := topics.get(topic, [])) > MOST_SAID + 1:
+            topics[topic] = [*said[:MOST_SAID], f"{len(said) - MOST_SAID} more {where}."]
     return [(topic, " ".join(said)) for topic, said in topics.items()]
 
 
