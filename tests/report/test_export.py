@@ -28,6 +28,7 @@ import emdcfl
 from emdcfl.data.own import load_folder, read_inputs
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.report import write_report
+from emdcfl.report.card import card
 from emdcfl.report.load_run import read_run
 from emdcfl.report.page import run_context
 from emdcfl.runs.runner import run
@@ -58,6 +59,15 @@ def test_the_card_has_the_words_and_numbers_of_the_report(tmp_path: Path) -> Non
         assert sentence in text.replace("\\", "")
     for cluster in context["clusters"]:
         assert f"| {', '.join(cluster['members'])} | {cluster['mean']:.1%} | {cluster['worst']:.1%} |" in text
+
+
+def test_a_card_names_no_folders_above_the_data(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    context = run_context(read_run(folder))
+    context["config"]["scenario"] = {"name": "folder", "path": str(Path("/home/anna/study"))}
+    context["notes"] = [f"{Path('/home/anna/study')}: sites that take no part: b", f"client 'c' ({Path('/home/anna/study/c.csv')}): empty"]
+    text = card(folder, context)
+    assert "anna" not in text and "study: sites that take no part" in text and "study/c.csv" in text
 
 
 def test_names_stay_text(tmp_path: Path) -> None:

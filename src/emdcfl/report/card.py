@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,9 +31,9 @@ def card(folder: Path, context: Mapping[str, Any], group: Mapping[str, Any] | No
     title = context["title"] if group is None else f"{group['title']} of {context['title']}"
     values = {
         **{
-            key: context[key]
-            for key in ("summary", "metric", "numbers", "headline", "brief", "worth", "sentences", "clusters", "notes", "failures")
+            key: context[key] for key in ("summary", "metric", "numbers", "headline", "brief", "worth", "sentences", "clusters", "failures")
         },
+        "notes": [_without_folders(note, context["config"]) for note in context["notes"]],
         "facts": [(name, value) for name, value in context["facts"] if name != "time"],  # a resumed run leaves the same card
         "task": task,
         "title": title,
@@ -46,6 +47,13 @@ def card(folder: Path, context: Mapping[str, Any], group: Mapping[str, Any] | No
     }
     text = environment.get_template("card.md").render(values)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _without_folders(note: str, config: Mapping[str, Any]) -> str:
+    """Return a note without the folders above the data: a card is published, and says nothing of its writer's machine."""
+    path = config.get("scenario", {}).get("path")
+    above = Path(path).parent if isinstance(path, str) else Path()
+    return note if above in (Path(), Path("/")) else note.replace(f"{above}{os.sep}", "")
 
 
 def _origin(summary: Mapping[str, Any], members: Sequence[str]) -> str | None:
