@@ -202,7 +202,7 @@ def data(
     if own.data == "scenario":
         raise ConfigError(f"{home}: expected a node with files of its own (data in node.toml), got none; see 'emdcfl node init'")
     how: dict[str, Any] = {"label": own.label, "seed": own.policy.split_seed, "rule": own.rule, "cleaning": own.cleaning}
-    hint = f'options such as --drop COLUMN are lines of {home / "node.toml"} here: drop = ["COLUMN"]'
+    hint = f'options such as --label and --drop are lines of {home / "node.toml"} here: label = "COLUMN", drop = ["COLUMN"]'
     show_report(check_site(home / own.data, own.name or home.resolve().name, **how), html, hint, as_json=as_json)
 
 

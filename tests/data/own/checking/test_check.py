@@ -18,7 +18,7 @@ from tests.data.own.test_cleaning import WORDS, write
 import emdcfl
 from emdcfl.cli import main
 from emdcfl.data.own import check_folder, load_folder
-from emdcfl.data.own.checking.check import check_options
+from emdcfl.data.own.checking.check import check_options, check_site
 from emdcfl.data.own.checking.columns import ColumnProfile, Doubt, SiteColumn
 from emdcfl.data.own.checking.fix import propose, write_recipe
 from emdcfl.data.own.checking.page import data_page
@@ -166,6 +166,15 @@ def test_small_sites_and_columns_that_a_site_left_empty_are_repaired(tmp_path: P
     for site in "abcdef":  # the column of sites may be a wrong one
         write(wrong / f"{site}.csv", WORDS, n=60 if site in "ab" else 4)
     assert "leave_out" not in propose(lambda tried: check_options(wrong, tried), {})[0]
+
+
+def test_one_value_at_one_of_several_sites_is_no_doubt(tmp_path: Path) -> None:
+    """A node's owner who drops it would have other columns than the partners."""
+    for site in "ab":
+        write(tmp_path / f"{site}.csv", WORDS, n=60, ward=lambda i: "north")
+    (alone,) = [one for one in check_site(tmp_path / "a.csv", "a").columns if one.name == "ward"]
+    assert alone.doubt is None and alone.range_at("a") == "north"
+    assert [one.doubt for one in check_folder(tmp_path).columns if one.name == "ward"] == [Doubt.ONE_VALUE]
 
 
 def test_facts_about_sites_are_not_taken_for_other_units(tmp_path: Path) -> None:

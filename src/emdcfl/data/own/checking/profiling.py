@@ -76,6 +76,8 @@ def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]
     found: dict[str, ColumnProfile] = {}
     for name, pieces in facts.items():
         doubt, odd = _doubt(name, pieces)
+        if doubt == Doubt.ONE_VALUE and len(sites) == 1:
+            doubt = None  # other sites, which are elsewhere, may have other values
         if {piece.site for piece in pieces} != sites:
             doubt = doubt or Doubt.SOME_SITES
         elif len(pieces) == len(parts) and _copies_label(pieces, labels, chance, enough):
