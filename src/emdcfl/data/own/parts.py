@@ -96,7 +96,7 @@ def prepare(where: str, raws: Sequence[Raw], seed: int, *, alone: bool = False) 
         listed, flag = some([*small.values()]) if many else ", ".join(small.values()), "SITE,…" if many else shlex.quote(",".join(small))
         raise DataError(
             f"{where}: {len(small)} clients have fewer than {MIN_SAMPLES} samples: {listed}; add some, or leave them out "
-            f"(--leave-out {flag}): a small site can join a run later (emdcfl place RUN FILE --unlabelled)"
+            f"(--leave-out {flag}) and place them later without their labels (emdcfl place RUN FILE --unlabelled)"
         )
     divided = {raw.name: divide(raw, seed) for raw in raws}
     classes = () if holds_numbers(divided) else class_names(divided, least=1 if alone else 2)
@@ -126,8 +126,8 @@ def divide(raw: Raw, seed: int) -> dict[str, Part]:
     total = raw.total
     if total < MIN_SAMPLES:
         raise DataError(
-            f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed; add some, or leave it out "
-            "(run --leave-out): a small site can join a run later (emdcfl place RUN FILE --unlabelled)"
+            f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed; add some, leave it "
+            "out (--leave-out), or place it in a finished run without its labels (emdcfl place RUN FILE --unlabelled)"
         )
     given = {name: part for name, part in raw.parts.items() if len(part)}
     if MIXED in given and SPLIT in given[MIXED].by:

@@ -183,7 +183,7 @@ class TableEncoding:
     def doubts(self, *tables: pa.Table) -> Iterator[tuple[str, list[str]]]:
         """Yield what looks wrong in new tables, each with the words for its ``{words}``."""
         if words := list(dict.fromkeys(word for table in tables for word in self.unknown(table))):
-            yield "words that training did not have are read as missing: {words}", words
+            yield "words that the model does not know are read as missing: {words}", words
         if columns := self.other_sizes(*tables):
             yield "numbers much larger or smaller than in training: {words}; if the units differ, convert them", columns
 

@@ -96,7 +96,7 @@ def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
         encoded.append(values)
     if unknown:
         few = ", ".join([*unknown][:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-        print(f"{file}: words that training did not have are read as missing: {few}", file=sys.stderr)
+        print(f"{file}: words that the model does not know are read as missing: {few}", file=sys.stderr)
     return np.asarray(encoded, dtype=np.float32)
 
 

@@ -162,6 +162,8 @@ def test_small_sites_and_columns_that_a_site_left_empty_are_repaired(tmp_path: P
     assert [client["name"] for client in report["clients"]] == ["a", "b"]
     left = {column["name"] for column in report["columns"] if not column["feature"]} | {"age", "dose"}
     assert not left & {column["name"] for column in report["columns"] if column["feature"]}
+    (problem,) = check_folder(data).errors
+    assert "d (4), e (4)" in problem and "place them later without their labels" in problem
     wrong = tmp_path / "wrong"
     for site in "abcdef":  # the column of sites may be a wrong one
         write(wrong / f"{site}.csv", WORDS, n=60 if site in "ab" else 4)
