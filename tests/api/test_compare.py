@@ -40,6 +40,22 @@ def test_names_and_instances_on_arrays(capsys: pytest.CaptureFixture[str]) -> No
     assert (table["low"] <= table["accuracy"]).all() and (table["accuracy"] <= table["high"]).all()
 
 
+def test_rare_classes_are_not_hidden_behind_the_accuracy() -> None:
+    """Always answering the frequent class has 90 % accuracy and a balanced accuracy of 50 %."""
+    x = np.random.default_rng(0).normal(size=(3, 60, 3)).astype("float32")
+    rare = {f"s{i}": (x[i], (np.arange(60) % 10 == 0).astype(int)) for i in range(3)}
+    found = emdcfl.compare(rare, ["local"], seeds=1, **QUICK)
+    (column,) = found.table.columns
+    assert (
+        column.metrics[2:4] == ("balanced", "auc")
+        and emdcfl.compare(sites(), ["local"], seeds=1, **QUICK).table.columns[0].metrics[2] == "seconds"
+    )
+    pytest.importorskip("pandas", reason="the extra emdcfl[tables] is not installed")
+    (row,) = found.rows
+    assert found.frame.loc["Local", "balanced"] == pytest.approx(row["accuracy"]["balanced"]["mean"])
+    assert found.frame.loc["Local", "auc"] == pytest.approx(row["accuracy"]["auc"]["mean"])
+
+
 def test_the_worst_client_of_several_test_variants_is_that_of_the_first() -> None:
     (row,) = emdcfl.compare(sites(), ["local"], seeds=1, **QUICK).rows
     clean = {**row["accuracy"], "mean": 0.9, "worst": 0.8}

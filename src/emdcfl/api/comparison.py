@@ -151,7 +151,10 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row per method as a frame: mean accuracy (or R², RMSE) over seeds, its 95 % interval, worst client, ARI, seconds, seeds."""
+        """One row per method as a frame: mean accuracy (or R², RMSE) over seeds, its 95 % interval, worst client, ARI, seconds, seeds.
+
+        Where classes are unbalanced at more than half of the sites, also balanced accuracy and AUC.
+        """
         pandas = require("pandas", "tables", "for a frame (the numbers are in comparison.rows)")
         return pandas.DataFrame(self._records(), index=pandas.Index(self.methods, name="method"))
 
@@ -164,14 +167,15 @@ class Comparison:
             assert mean is not None
             ari, seconds, scale = self._cell(label, "ari"), self._cell(label, "seconds"), self.metric.scale
             worst = [value for row in labelled[label] if (value := value_of(row, "worst")) is not None]
-            rmse = {"rmse": cell.mean} if (cell := self._cell(label, "rmse")) is not None else {}
+            scales = {"rmse": 1.0, "balanced": 100.0, "auc": 1.0}
+            more = {name: cell.mean / by for name, by in scales.items() if (cell := self._cell(label, name)) is not None}
             records.append(
                 {
                     self.metric.value: mean.mean / scale,
                     "low": math.nan if mean.interval is None else mean.interval.low,
                     "high": math.nan if mean.interval is None else mean.interval.high,
                     "worst": statistics.fmean(worst) / scale if worst else math.nan,
-                    **rmse,
+                    **more,
                     "against best": 0.0 if label == table.leader(column) else math.nan if against is None else against.mean,
                     "ari": math.nan if ari is None else ari.mean,
                     "clusters": sum(row["k"] for row in labelled[label]) / len(labelled[label]),

@@ -16,7 +16,9 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import percent, quantity
 from emdcfl.data.scenarios.plan import PAPER_TRAINING
 from emdcfl.methods.base import METHODS, default_options, preset_of, preset_values
+from emdcfl.runs.config import AT_NODES, OWN_FILES
 from emdcfl.runs.new_sites.unseen import UNSEEN, mean_scores
+from emdcfl.runs.plan import IN_MEMORY
 from emdcfl.runs.store.identity import flat
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over_seeds
 from emdcfl.studies.compare import TITLES, paper_place
@@ -26,8 +28,11 @@ from emdcfl.trust.policy import Trust
 
 METRICS = {
     "mean": "Avg acc", "worst": "Worst acc", "r2": "Avg R²", "worst_r2": "Worst R²", "rmse": "RMSE", "clean": "Clean acc",
-    "backdoor": "Backdoor acc", "ari": "ARI", "seconds": "s/run",
+    "backdoor": "Backdoor acc", "balanced": "Balanced", "auc": "AUC", "ari": "ARI", "seconds": "s/run",
 }  # fmt: skip
+
+DIGITS = {"seconds": 1, "auc": 3}
+"""Decimal places that differ from two."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Cell:
     def text(self, metric: str) -> str:
         if metric == "rmse":
             return quantity(self.mean) + ("" if self.std is None else f" ± {self.std:.2g}")
-        digits = 1 if metric == "seconds" else 2
+        digits = DIGITS.get(metric, 2)
         return f"{self.mean:.{digits}f}" + ("" if self.std is None else f" ± {self.std:.{digits}f}")
 
 
@@ -90,7 +95,11 @@ class Table:
         """Labels whose cell is the best of its column at the precision shown."""
         if metric in ("seconds", "rmse"):
             return set()
-        shown = {r: round(c.mean, 2) for r in self.rows if r not in self.reference and (c := self.cells.get((r, column, metric)))}
+        shown = {
+            r: round(c.mean, DIGITS.get(metric, 2))
+            for r in self.rows
+            if r not in self.reference and (c := self.cells.get((r, column, metric)))
+        }
         return {r for r, value in shown.items() if value == max(shown.values())}
 
     def leader(self, column: Column) -> str | None:
@@ -298,8 +307,17 @@ def _metrics(rows: Sequence[ResultRow]) -> tuple[str, ...]:
     scores: tuple[str, ...] = ("clean", "backdoor") if "backdoor" in score_of(rows[0])["variants"] else ("mean", "worst")
     if metric_of(rows[0]) is Metric.R2:
         scores = ("r2", "worst_r2", "rmse")
+    rare = ("balanced", "auc") if all(map(_leaves_out_classes, rows)) else ()
     ari = ("ari",) if any(row["ari"] is not None for row in rows) else ()
-    return (*scores, *ari, "seconds")
+    return (*scores, *rare, *ari, "seconds")
+
+
+def _leaves_out_classes(row: ResultRow) -> bool:
+    """Whether accuracy may hide rare classes: own data, unbalanced at more than half of the sites."""
+    if row["settings"]["scenario"]["name"] not in (OWN_FILES, AT_NODES, IN_MEMORY) or "balanced" not in score_of(row):
+        return False
+    tested = next(iter(score_of(row)["variants"].values())).get("tested", ())
+    return bool(2 * score_of(row)["balanced"]["sites"] > sum(n > 0 for n in tested))
 
 
 def value_of(row: ResultRow, metric: str) -> float | None:
@@ -309,6 +327,8 @@ def value_of(row: ResultRow, metric: str) -> float | None:
     if metric == "seconds":
         return float(row["seconds"]["total"])
     score = score_of(row)
+    if metric in ("balanced", "auc"):
+        return (100.0 if metric == "balanced" else 1.0) * float(score[metric]["mean"])
     if metric == "rmse":
         value = score["rmse"]["mean"]
         return None if value is None else float(value)
