@@ -63,6 +63,18 @@ def test_held_out_sites_do_not_take_part(scenario: Scenario, result: emdcfl.Resu
     assert torch.equal(emdcfl.fit(less, method="oracle", rounds=3).serving.models, result.serving.models)
 
 
+def test_classes_that_no_site_trained_on_are_named() -> None:
+    """No model can predict them, so the low accuracy does not tell how well the site was placed."""
+    rng = np.random.default_rng(0)
+    sites = {name: (rng.normal(size=(40, 3)).astype("float32"), np.arange(40) % 2 + (name == "c")) for name in "abc"}
+    notes = emdcfl.fit(sites, method="fedavg", rounds=1, local_epochs=1, hold_out=["c"]).summary["notes"]
+    (note,) = [note for note in notes if "held-out" in note]
+    assert "4 of 8 test samples" in note and "'c'" in note and "('2')" in note
+    assert not [
+        note for note in emdcfl.fit(sites, method="fedavg", rounds=1, local_epochs=1, hold_out=["b"]).summary["notes"] if "held-out" in note
+    ]
+
+
 def test_each_is_placed_with_its_true_group_and_tested(result: emdcfl.Result) -> None:
     unseen = result.summary["unseen"]
     assert [(one["site"], one["group"], one["alike"]) for one in unseen["sites"]] == [

@@ -16,7 +16,7 @@ from torch import Tensor
 from emdcfl.core import tasks
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.schema import Reply
-from emdcfl.core.units import plural
+from emdcfl.core.units import plural, some
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.new_sites.nearest import ClusterFit, Groups, fits, groups_of, mixture, unlabelled
 from emdcfl.runs.outputs import write_summary
@@ -44,10 +44,27 @@ def score_unseen(result: Result, planned: RunPlan, observer: Observer | None = N
     while isinstance(observer, Tracking):  # it follows this run, not the one for all beside it
         observer = observer.then
     one = result.serving.models[0] if not groups else _one_for_all(result, planned, observer)
-    summary = {**result.summary, "unseen": _test(planned, groups, one)}
+    notes = list(dict.fromkeys([*result.summary["notes"], *_unknown_classes(planned)]))
+    summary = {**result.summary, "notes": notes, "unseen": _test(planned, groups, one)}
     if result.folder is not None:
         write_summary(result.folder, summary)
     return replace(result, summary=summary)
+
+
+def _unknown_classes(planned: RunPlan) -> list[str]:
+    """Name the held-out sites that have classes no site trained on: no model can predict them, however well the site is placed."""
+    if planned.whole.target is not None:
+        return []
+    known = torch.cat([site.train.y for site in planned.scenario.sites]).unique()
+    notes = []
+    for site in planned.held:
+        y = next(iter(site.tests.values())).y
+        unknown = y[~torch.isin(y, known)]
+        if len(unknown):
+            shown = some([repr(planned.whole.classes[i]) for i in unknown.unique().tolist()])
+            what = f"{len(unknown)} of {plural(len(y), 'test sample')} of the held-out site {site.name!r}"
+            notes.append(f"{what} have a class that no site trained on ({shown}): every model is wrong there")
+    return notes
 
 
 def _one_for_all(result: Result, planned: RunPlan, observer: Observer | None) -> Tensor:

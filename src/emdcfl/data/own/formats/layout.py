@@ -59,7 +59,7 @@ def discover(path: Path, *, client_column: str | None = None) -> FolderLayout:
             remedy = f"; {UNREAD[path.suffix.lower()]}" if path.suffix.lower() in UNREAD else ""
             raise DataError(f"{path} is neither a folder nor a table ({', '.join(sorted(TABLE_SUFFIXES))}){remedy}")
         if client_column is None:
-            raise DataError(f"{path} is one table for all clients: name the client column (--client COLUMN)")
+            raise DataError(f"{path} is one table for all clients: name the column that says which client a row is of (--client COLUMN)")
         return FolderLayout("table", table=path)
     entries = visible(path)
     tables = [entry for entry in entries if entry.suffix.lower() in TABLE_SUFFIXES and entry.is_file()]
