@@ -315,6 +315,16 @@ def test_what_all_rows_of_a_site_share_makes_them_no_repeats(tmp_path: Path) -> 
     assert not [note for note in report.notes if "repeat" in note or "equal a training sample" in note]
 
 
+def test_a_score_that_has_other_values_at_every_site_coincides_by_chance(tmp_path: Path) -> None:
+    for seed, site in enumerate("abcd"):
+        rng, n = np.random.default_rng(seed), 60
+        own = {"score": 0.01 * (100 * seed + rng.integers(0, 60, n)), "sex": rng.integers(0, 2, n), "label": rng.integers(0, 2, n)}
+        table(tmp_path / f"{site}.parquet", own)
+    report = check_folder(tmp_path)
+    assert report.repeats is not None and max(report.repeats.held.values()) >= 5 and not report.repeats.by_chance
+    assert not [note for note in report.notes if "equal a training sample" in note]
+
+
 def test_check_points_to_identifiers_and_dates(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for site in "ab":

@@ -49,6 +49,8 @@ MANY_COPIES, SHARE_OF_COPIES = 3, 0.02
 FEW_VALUES = 10
 """Different values at a site below which a column is a category, unless its name says that it tells who was measured."""
 MOSTLY_DIFFERENT = 0.5
+ORDERS = 8
+"""Orders of the columns of a site's training samples, to see how often samples coincide."""
 TIME_NAME = re.compile(
     r"(^|[_\W\d])(date|datum|year|jahr|time|timestamp|zeit|quarter|month|monat|week|day|tag|period|epoch)s?([_\W\d]|$)", re.I
 )
@@ -181,20 +183,23 @@ def repeats(scenario: Scenario) -> Repeats:
 def _held_by_chance(site: Site, others: Sequence[Site]) -> float:
     """Return how many validation and test samples would equal one of as many strangers as there are training samples, at most.
 
-    Strangers are the training samples of one of some other sites, the median one: copies may lie at some.
+    Strangers are the training samples of one of some other sites, the median one: copies may lie at some. Or they are the site's own, with
+    each column in another order: where hardly a column varies, as at a school for girls of one district, samples coincide there alone.
     """
     rng = keys.generator(0, site.name, 0, "equal samples")
     train, held = _rows(site.train.x.numpy()), np.concatenate([_rows(split.x.numpy()) for split in (site.val, *site.tests.values())])
     vary = _varying(train, held)
     marks = [row.tobytes() for row in np.ascontiguousarray(held[:, vary])]
     chosen = [[others[i]] for i in rng.permutation(len(others))[:MOST_ALONE]] or [[]]
-    equal = []
-    for one in chosen:
-        strangers = np.ascontiguousarray(_strangers(train, one, rng, MOST_TRAINED)[:, vary])
-        there = Counter(row.tobytes() for row in strangers)
+
+    def equal(strangers: Rows) -> float:
+        there = Counter(row.tobytes() for row in np.ascontiguousarray(strangers))
         shares = np.array([there[mark] for mark in marks]) / max(len(strangers), 1)
-        equal.append(float((1 - (1 - shares) ** len(train)).sum()))
-    usual = median_low(equal)
+        return float((1 - (1 - shares) ** len(train)).sum())
+
+    elsewhere = median_low(equal(_strangers(train, one, rng, MOST_TRAINED)[:, vary]) for one in chosen)
+    reordered = np.concatenate([rng.permuted(train[:, vary], axis=0) for _ in range(ORDERS)])
+    usual = max(elsewhere, equal(reordered))
     return usual + 2 * math.sqrt(usual)  # two standard errors above what was found
 
 
