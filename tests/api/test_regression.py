@@ -25,6 +25,7 @@ from emdcfl.runs.scoring import site_scores
 from emdcfl.runs.verdict.advice import advice
 from emdcfl.runs.verdict.baselines import run_baselines
 from emdcfl.runs.verdict.chance import guessing
+from emdcfl.runs.verdict.findings import how_sure
 from emdcfl.runs.verdict.intervals import SiteScores, these_sites
 from emdcfl.sklearn import FederatedRegressor
 from emdcfl.studies.results import checked
@@ -150,7 +151,9 @@ def test_one_site_whose_test_numbers_are_alike_does_not_make_models_useless() ->
     ]
     score = site_scores(rows, "test")
     run = {"clients": [row["client"] for row in rows], "r2": {**score, "variants": {"test": score}}}
+    run["r2"]["samples"] = 30
     assert score["low"] < 0 and guessing(run) is None
+    assert "over all sites together" in str(how_sure(run))
 
 
 def test_where_numbers_drift_guessing_is_the_mean_of_what_was_known(tmp_path: Path) -> None:

@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.units import names, percent, percent_range, plural, some
 from emdcfl.runs.verdict.advice import STANDS_OUT, Summary, advice, scores_of_sites, used, worth
+from emdcfl.runs.verdict.chance import over_mean
 from emdcfl.runs.verdict.intervals import these_sites
 from emdcfl.runs.verdict.structure import headline, one_group_by_benefit, structure
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
+
+FAR_APART = 0.2
+"""Difference of the mean R² over sites from that over all sites together from which a few sites decide the mean."""
 
 
 def in_brief(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> list[tuple[str, str]]:
@@ -79,7 +83,11 @@ def how_sure(summary: Summary) -> str | None:
     tested = f"{plural(score['samples'], 'test sample')} at {plural(sum(n > 0 for n in scores_of_sites(summary).samples), 'site')}"
     text = f"{metric.label} {metric.range(score['low'], score['high'])} on these sites ({tested}; 95% interval)"
     new = score.get("new_sites")
-    return text if new is None else f"{text}, {metric.range(new['low'], new['high'])} on average over sites like these"
+    text += "" if new is None else f", {metric.range(new['low'], new['high'])} on average over sites like these"
+    together = over_mean(summary)
+    if together is None or abs(together.mean - score["mean"]) < FAR_APART:
+        return text
+    return f"{text}; {together.range} over all sites together, where sites whose numbers hardly differ count little"
 
 
 def unbalanced(summary: Summary) -> str | None:
