@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from emdcfl.core.errors import StoreError
 from emdcfl.core.metric import Metric
-from emdcfl.core.units import plural, some
+from emdcfl.core.units import plural
 from emdcfl.report.svg import WIDTH, Axis, chart, mark, shape_path, tag, ticks, visible
 from emdcfl.runs.store.files import unsealed
 from emdcfl.studies.results import RESULTS, ResultRow, checked
@@ -67,6 +67,18 @@ def comparison_context(folder: Path) -> dict[str, Any]:
     }
 
 
+def _listed(labels: Sequence[str]) -> str:
+    """Name up to three, as in a sentence.
+
+    Examples
+    --------
+    >>> _listed(["A"]), _listed(["A", "B", "C"]), _listed(["A", "B", "C", "D"])
+    ('A', 'A, B and C', 'A, B, C and 1 more')
+    """
+    shown = [*labels[:3], *([f"{len(labels) - 3} more"] if len(labels) > 3 else [])]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
 def _headline(table: Table, methods: int) -> str:
     if not table.columns:
         return "No finished run yet"
@@ -75,15 +87,13 @@ def _headline(table: Table, methods: int) -> str:
     leaders = [(c, sorted(table.best(c.key, c.metrics[0]), key=table.rows.index)) for c in table.columns]
     if len(leaders) == 1:
         column, best = leaders[0]
-        named = some(best, " and ", most=3)
+        named = _listed(best)
         cell = table.cells.get((best[0], column.key, column.metrics[0])) if best else None
         score = "" if cell is None else f" with R² {cell.mean:.2f}" if "r2" in column.metrics else f" with {cell.mean:.1f}%"
         if not best:
             return column.title
         level = [label for label in table.rows if label not in best and _may_be_as_good(table, label, column)]
-        doubt = (
-            f"; {' and '.join(level)} may be as good" if 0 < len(level) <= 3 else f"; {len(level)} others may be as good" if level else ""
-        )
+        doubt = f"; {_listed(level)} may be as good" if 0 < len(level) <= 3 else f"; {len(level)} others may be as good" if level else ""
         return f"{named} {'leads' if len(best) == 1 else 'lead'} on {column.title}{score}{doubt}"
     wins: dict[str, int] = {}
     for _, best in leaders:
