@@ -170,6 +170,14 @@ def test_small_sites_and_columns_that_a_site_left_empty_are_repaired(tmp_path: P
     assert "leave_out" not in propose(lambda tried: check_options(wrong, tried), {})[0]
 
 
+@pytest.mark.parametrize(("again", "option"), [(12, "group"), (1, "drop")])
+def test_patients_of_whom_some_come_again_stay_in_one_split(tmp_path: Path, again: int, option: str) -> None:
+    for seed, site in enumerate("ab"):
+        write(tmp_path / f"{site}.csv", WORDS, n=100, seed=seed, patient=lambda i: 7 * (i if i < 100 - again else i - 50))
+    options = propose(lambda tried: check_options(tmp_path, tried), {})[0]
+    assert options[option] == ("patient" if option == "group" else ["patient"])
+
+
 def test_one_value_at_one_of_several_sites_is_no_doubt(tmp_path: Path) -> None:
     """A node's owner who drops it would have other columns than the partners."""
     for site in "ab":

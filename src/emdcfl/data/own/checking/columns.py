@@ -29,6 +29,8 @@ ID_NAME = re.compile(
     re.I,
 )
 """Names of columns that tell who or what was measured; ``lot_area`` tells something about it, and ``n_patients`` counts."""
+REPEATS = 1.05
+"""Rows per value from which an identifier names somebody measured repeatedly; a few may be typing errors."""
 UNNAMED = re.compile(r"Unnamed: \d+(\.\d+)?|__index_level_\d+__")
 """How pandas calls a column without a name, usually an index that was written with the table."""
 SHARE_OF_TEXT = 0.2

@@ -10,7 +10,7 @@ import tomli_w
 
 from emdcfl.core.units import names
 from emdcfl.data.own.checking.check import FolderReport
-from emdcfl.data.own.checking.columns import ID_NAME, ColumnProfile, Doubt
+from emdcfl.data.own.checking.columns import ID_NAME, REPEATS, ColumnProfile, Doubt
 from emdcfl.data.own.cleaning import folded, label_variants
 from emdcfl.data.own.formats.dates import readings
 from emdcfl.data.own.parts import MIN_SAMPLES
@@ -20,8 +20,8 @@ PASSES = 3
 """Checks in a row: a repair may bring the next doubt to light."""
 MOST_MARKS = 5
 """Different words among numbers up to which they are taken for marks of missing values."""
-REPEATS, LEAST_VALUES = 1.5, 3
-"""Rows per value from which an identifier names somebody measured repeatedly, and values a site needs to be split by them."""
+LEAST_VALUES = 3
+"""Values of an identifier that a site needs to be split by them."""
 
 Options = dict[str, Any]
 
@@ -112,9 +112,12 @@ def _repair(column: ColumnProfile, options: Options) -> tuple[str, list[str], st
 
 
 def _repeats(column: ColumnProfile) -> bool:
-    """Whether an identifier has several rows per value at every site."""
-    enough = all(LEAST_VALUES <= one.different <= (one.rows - one.missing) / REPEATS for one in column.sites.values())
-    return bool(ID_NAME.search(column.name)) and enough
+    """Whether an identifier has several rows for some of its values, and every site enough values to be split by them."""
+    different, rows = (
+        sum(counts) for counts in zip(*((one.different, one.rows - one.missing) for one in column.sites.values()), strict=True)
+    )
+    enough = all(one.different >= LEAST_VALUES for one in column.sites.values())
+    return bool(ID_NAME.search(column.name)) and enough and REPEATS * different <= rows
 
 
 def write_recipe(path: str, options: Mapping[str, Any], reasons: Mapping[str, str]) -> str:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.optional import pa
 from emdcfl.core.units import some
-from emdcfl.data.own.checking.columns import ID_NAME
+from emdcfl.data.own.checking.columns import ID_NAME, REPEATS
 from emdcfl.data.own.notes import Note, write_notes
 from emdcfl.data.own.parts import SPLITS, Divided, Raw
 from emdcfl.data.own.splitting import RANDOM, SplitRule
@@ -316,7 +316,7 @@ def _hints(divided: Divided, label: str | None, mentioned: str) -> list[str]:
         if not ID_NAME.search(column) or by_group in mentioned:
             continue
         repeats = float(np.mean([len(values) / len(np.unique(values)) for values in sites]))
-        if repeats >= 1.5:
+        if repeats >= REPEATS:
             notes.append(
                 f"column {column!r} has {repeats:.1f} rows per value: if it names a patient, machine or document, use {by_group}, "
                 "so that its rows stay in one split and it is no feature"
