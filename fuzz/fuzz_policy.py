@@ -38,7 +38,7 @@ TASKS = (
     *("loss_moments", "recalibrate"),
 )
 NAME, PARTNER = "rot0-1", "rot90-1"
-LARGEST = 64
+MAX_NUMBER = 64
 """Most samples or epochs in a request that is run; larger ones only cost time."""
 
 
@@ -63,7 +63,7 @@ class OneNode:
         self.permitted = None
         self.policy.check(task, job, inputs)
         self.permitted = (task, inputs)
-        if any(isinstance(v, int) and v > LARGEST for part in ("training", "settings") for v in _numbers(inputs, part)):
+        if any(isinstance(v, int) and v > MAX_NUMBER for part in ("training", "settings") for v in _numbers(inputs, part)):
             raise ValueError("too much work for a fuzzer")
 
     def note(self, kind: str, request: Any, answer: Any, *, refused: bool) -> None:

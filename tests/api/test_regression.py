@@ -113,7 +113,7 @@ def test_costs_with_a_long_tail_do_not_make_training_diverge(engine: str) -> Non
 @pytest.mark.parametrize("scale", [1.0, 40.0])
 def test_engines_that_batch_clients_agree(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
     """Also where every gradient is shortened."""
-    monkeypatch.setattr(objective, "LONGEST_GRADIENT", objective.LONGEST_GRADIENT / scale)
+    monkeypatch.setattr(objective, "MAX_GRADIENT_NORM", objective.MAX_GRADIENT_NORM / scale)
     found = [emdcfl.fit(sites(), settings={"engine.name": engine}, **QUICK) for engine in ("sequential", "batched")]
     assert np.allclose(*(result.serving.models.numpy() for result in found), atol=1e-5) and found[0].clusters == found[1].clusters
 

@@ -14,7 +14,7 @@ from emdcfl.core.errors import ClientError, QuorumError
 from emdcfl.core.schema import DivergedError, Reply
 from emdcfl.methods import make
 from emdcfl.runs.loop import play
-from emdcfl.trust.bounds import LARGEST_GROWTH, Bounds, Update, excesses
+from emdcfl.trust.bounds import MAX_GROWTH, Bounds, Update, excesses
 
 LIAR = "site-1"
 
@@ -26,7 +26,7 @@ def growing(*, rounds: tuple[int, ...] = (1,), clients: int = 3) -> LyingFederat
         key = next((key for key in ("theta", "models") if key in reply), None)
         if key is None or fed.index not in rounds:
             return reply
-        size = 0.9 * LARGEST_GROWTH * max(1.0, float(asked.get("theta", asked.get("models")).norm()))
+        size = 0.9 * MAX_GROWTH * max(1.0, float(asked.get("theta", asked.get("models")).norm()))
         return {**reply, key: torch.full_like(reply[key], size / reply[key].numel() ** 0.5)}
 
     return LyingFederation(tiny(clients_per_group=clients, n=(32,), val=(32,), test=16), liar=LIAR, lie=lie)

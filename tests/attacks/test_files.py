@@ -164,7 +164,7 @@ def test_a_workbook_with_a_cell_in_a_far_corner_is_refused_before_all_between_ar
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At Excel's own limits, 17 KB of a file took minutes."""
-    monkeypatch.setattr(spreadsheet, "MOST_CELLS", 10_000, raising=False)
+    monkeypatch.setattr(spreadsheet, "MAX_CELLS", 10_000, raising=False)
     book = pytest.importorskip("openpyxl").Workbook()
     for cell, value in {"A1": "age", "B1": "label", "A2": 1, "B2": "ill"}.items():
         book.active[cell] = value
@@ -185,7 +185,7 @@ def test_a_workbook_with_a_long_word_in_all_cells_is_refused_before_each_holds_i
         book.active.append(row)
     book.save(tmp_path / "site.xlsx")
     assert spreadsheet.read_workbook(tmp_path / "site.xlsx").num_rows == 50
-    monkeypatch.setattr(spreadsheet, "MOST_TEXT", 5_000, raising=False)
+    monkeypatch.setattr(spreadsheet, "MAX_TEXT", 5_000, raising=False)
     with pytest.raises(DataError, match="5000 characters"):
         spreadsheet.read_workbook(tmp_path / "site.xlsx")
 

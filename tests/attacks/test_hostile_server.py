@@ -129,7 +129,7 @@ def test_the_owners_log_has_every_request_in_words_and_none_of_the_data(played: 
 
 
 def test_the_log_is_bounded_and_harmless_to_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_log, "MOST", 2000)
+    monkeypatch.setattr(node_log, "MAX_BYTES", 2000)
     for i in range(200):
         request = {"job": {"run": f"\x1b[2J{i}"}, "round": "\n" * 50}
         node_log.note(tmp_path, "describe", request, {"failure": "\x1b]0;title\x07" + "x" * 10**5}, refused=True)
@@ -141,7 +141,7 @@ def test_the_log_is_bounded_and_harmless_to_print(tmp_path: Path, monkeypatch: p
 
 def test_refusals_without_end_hide_no_release_from_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal quotes the server, so that some hundred requests fill the log; each may be eight at once, under names of any run."""
-    monkeypatch.setattr(node_log, "MOST", 20_000)
+    monkeypatch.setattr(node_log, "MAX_BYTES", 20_000)
     server = HostileServer(tmp_path / "home", toml='trust = "relay"')
     for _ in range(2):
         assert "reply" in server.ask("reference", omega=omega(), partners={}, sizes=[16], settings=settings())
@@ -160,7 +160,7 @@ def test_refusals_without_end_hide_no_release_from_the_owner(tmp_path: Path, mon
 
 def test_requests_at_the_same_time_all_get_into_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that is full is put aside by one of them, not by each in turn; an entry that is lost would also refuse its answer."""
-    monkeypatch.setattr(node_log, "MOST", 20_000)
+    monkeypatch.setattr(node_log, "MAX_BYTES", 20_000)
     replace = Path.replace
     monkeypatch.setattr(Path, "replace", lambda old, new: (time.sleep(0.05), replace(old, new))[1])
 

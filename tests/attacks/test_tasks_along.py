@@ -16,7 +16,7 @@ from tests.attacks.test_releases import other
 
 from emdcfl.engines.flower.connected import ALONG, HELLO
 from emdcfl.engines.flower.node import log as node_log
-from emdcfl.engines.flower.node.serve import MOST_ALONG
+from emdcfl.engines.flower.node.serve import MAX_ALONG
 from emdcfl.methods.emdcfl.client.losses import LOSS_CUT
 from emdcfl.privacy.exchange import Challenge
 
@@ -58,7 +58,7 @@ def test_a_denied_task_is_refused_and_neither_blocks_nor_opens_the_others(server
 
 
 @pytest.mark.parametrize("send", [with_task, with_greeting])
-@pytest.mark.parametrize("along", [[DESCRIBE] * (MOST_ALONG + 1), [[]], "describe", {"0": DESCRIBE}, torch.zeros(3), 7, [DESCRIBE, None]])
+@pytest.mark.parametrize("along", [[DESCRIBE] * (MAX_ALONG + 1), [[]], "describe", {"0": DESCRIBE}, torch.zeros(3), 7, [DESCRIBE, None]])
 def test_too_many_tasks_or_no_list_of_them_release_nothing_and_are_in_the_log(server: HostileServer, send: Any, along: Any) -> None:
     said = send(server, along)
     assert "failure" in said and "reply" not in said and "proof" not in said and ALONG not in said

@@ -137,7 +137,7 @@ def test_a_run_too_short_to_cluster_says_so(caplog):
 
 def test_profiles_are_thinned_before_they_fill_the_memory(monkeypatch):
     fed = federation()
-    monkeypatch.setattr("emdcfl.methods.shared.profiles.LARGEST_PROFILE", 9 * 50)
+    monkeypatch.setattr("emdcfl.methods.shared.profiles.MAX_PROFILE", 9 * 50)
     for blocks, expected in ((1, 50), (3, 50 / 3)):
         index, share = profile_coordinates(fed, blocks, "P")
         assert isinstance(index, torch.Tensor)
@@ -146,7 +146,7 @@ def test_profiles_are_thinned_before_they_fill_the_memory(monkeypatch):
 
 
 def test_a_share_of_the_coordinates_is_enough(monkeypatch):
-    monkeypatch.setattr("emdcfl.methods.shared.profiles.LARGEST_PROFILE", 500)
+    monkeypatch.setattr("emdcfl.methods.shared.profiles.MAX_PROFILE", 500)
     fed, _, state, serving = run("cflgp", rounds=2)
     assert 0.5 * 500 < sum(map(len, state.profile["shared"].values())) < 1.5 * 500
     assert adjusted_rand(truth(fed), serving.clusters) == 1.0

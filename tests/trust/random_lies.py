@@ -20,7 +20,7 @@ from emdcfl.core.federation import Inputs
 from emdcfl.core.schema import Reply
 from emdcfl.methods import METHODS, make
 from emdcfl.runs.loop import play
-from emdcfl.trust.bounds import LARGEST_GROWTH
+from emdcfl.trust.bounds import MAX_GROWTH
 
 LIAR = "site-1"
 ROUNDS = 4
@@ -95,7 +95,7 @@ OTHER: dict[str, Lie] = {"none": lambda x, _: None, "text": lambda x, _: "x", "e
 def _just_allowed(theta: Tensor, start: Tensor, rng: np.random.Generator) -> Tensor:
     """A state of nearly the largest norm that validation takes without looking at others."""
     random = _noise(theta, rng, 1.0)
-    return 0.99 * LARGEST_GROWTH * max(1.0, float(start.norm())) * random / random.norm()
+    return 0.99 * MAX_GROWTH * max(1.0, float(start.norm())) * random / random.norm()
 
 
 FROM_START: dict[str, Callable[[Tensor, Tensor, np.random.Generator], Tensor]] = {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 data = typer.Typer(help="List scenarios, and check your own data.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
-MOST_ROWS = 24
+MAX_ROWS = 24
 """Rows of a table on the terminal; the HTML page has more."""
 PREFIX = {"problem": "problem: ", "note": "note: "}
 
@@ -126,9 +126,9 @@ def _show(console: Console, block: Block) -> None:
     if not block.rows:
         return
     text = [head for i, head in enumerate(block.heads) if i not in block.right]
-    console.print(draw_table(block.heads, block.rows[:MOST_ROWS], left=text))
-    if len(block.rows) > MOST_ROWS:
-        console.print(f"{len(block.rows) - MOST_ROWS} more with --html FILE or --json")
+    console.print(draw_table(block.heads, block.rows[:MAX_ROWS], left=text))
+    if len(block.rows) > MAX_ROWS:
+        console.print(f"{len(block.rows) - MAX_ROWS} more with --html FILE or --json")
 
 
 def show_report(report: FolderReport, html: Path | None, hint: str = "", *, as_json: bool = False) -> None:

@@ -27,7 +27,7 @@ from emdcfl.runs.verdict.trained_with import in_words as trained_with
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
 from emdcfl.runs.watching.progress import terminal
 
-MOST_LINES = 8
+MAX_LINES = 8
 """Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""
 
 
@@ -138,10 +138,10 @@ def _flag(flag: Mapping[str, Any]) -> str:
 
 
 def _list(console: Console, lines: Sequence[str], what: str, file: str = "summary.json") -> None:
-    for line in lines[:MOST_LINES]:
+    for line in lines[:MAX_LINES]:
         tell(console, line)
-    if len(lines) > MOST_LINES:
-        console.print(f"{'  ' if lines[0].startswith('  ') else ''}{len(lines) - MOST_LINES} more {what} in {file}")
+    if len(lines) > MAX_LINES:
+        console.print(f"{'  ' if lines[0].startswith('  ') else ''}{len(lines) - MAX_LINES} more {what} in {file}")
 
 
 def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:

@@ -17,7 +17,7 @@ NONE = "none"
 """How ``None`` is written where the format has no word for it (TOML)."""
 
 
-DEEPEST = 32
+MAX_DEPTH = 32
 """Levels of tables and lists in TOML; a run has three or four."""
 
 
@@ -36,13 +36,13 @@ def read_toml(text: str) -> dict[str, Any]:
     try:
         raw = tomllib.loads(text)
     except RecursionError as error:
-        raise ValueError(f"more than {DEEPEST} levels of tables and lists") from error
+        raise ValueError(f"more than {MAX_DEPTH} levels of tables and lists") from error
     level: list[Any] = [raw]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         inside = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
         level = [item for items in inside for item in items]
     if any(isinstance(one, (dict, list)) for one in level):
-        raise ValueError(f"more than {DEEPEST} levels of tables and lists")
+        raise ValueError(f"more than {MAX_DEPTH} levels of tables and lists")
     return raw
 
 

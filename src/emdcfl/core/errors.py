@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from emdcfl.core.units import some
 
-LONGEST = 1500
+MAX_MESSAGE = 1500
 """Characters of a message, which may quote text of any length."""
 
 
@@ -29,7 +29,7 @@ class EmdcflError(Exception):
 
     def __str__(self) -> str:
         text = " ".join(super().__str__().splitlines())
-        return text if len(text) <= LONGEST else f"{text[: LONGEST - 300]} … {text[-300:]}"
+        return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 300]} … {text[-300:]}"
 
 
 class ConfigError(EmdcflError):

@@ -33,7 +33,7 @@ from emdcfl.core.rounds import Clock, Round, Traffic, participants
 from emdcfl.core.schema import STATE, DivergedError, Reply, all_pass, check
 from emdcfl.core.tasks import Training
 from emdcfl.trust import Guard, Trust, TrustedMean
-from emdcfl.trust.bounds import LARGEST_GROWTH, Bounds, Update, excesses
+from emdcfl.trust.bounds import MAX_GROWTH, Bounds, Update, excesses
 
 if TYPE_CHECKING:
     from emdcfl.transport import QueueFactory
@@ -258,7 +258,7 @@ class Federation(ABC):
         answers = iter(self._dispatch(info, inputs, common))  # an engine of others may return a list
         while part := list(islice(answers, max(1, checked // self.layout.size))):
             alike = len(part) > 1 and verify is None and self.on_failure == "stop"
-            if alike and all_pass([outcome for _, outcome in part], info.returns, dims, norm=LARGEST_GROWTH):
+            if alike and all_pass([outcome for _, outcome in part], info.returns, dims, norm=MAX_GROWTH):
                 self.traffic.received(info.phase, part[0][1], len(part))
                 yield from part
                 continue
@@ -278,7 +278,7 @@ class Federation(ABC):
             for name in STATES:
                 if name not in reply:
                     continue
-                if squares.get(name, math.inf) > LARGEST_GROWTH**2:
+                if squares.get(name, math.inf) > MAX_GROWTH**2:
                     self._bounds.check_state(reply[name], _start(asked))
                 if self.on_failure == "continue":
                     self._bounds.check_variances(reply[name], _start(asked))

@@ -56,16 +56,16 @@ def describe(client: Client) -> Reply:
     return {"n": len(client.site.train), "m": len(client.site.val), "key": announced_key(client.secret, client.session)}
 
 
-LARGEST_LOSS = 1e6
+MAX_LOSS = 1e6
 """Of a training or a test; a model that does worse has diverged."""
 
-LARGEST_STEPS = 10**9
+MAX_STEPS = 10**9
 
 TRAINED = {
     "theta": Field(torch.float32, ("P",)),
     "n": Field(int, low=1, high="max_n"),
-    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, blamed=False),
-    "steps": Field(int, low=1, high=LARGEST_STEPS),
+    "loss": Field(float, low=-1e-3, high=MAX_LOSS, blamed=False),
+    "steps": Field(int, low=1, high=MAX_STEPS),
 }
 
 
@@ -262,17 +262,17 @@ def embed(client: Client, *, theta: Tensor, split: str = "val", cap: int = 512, 
     return {"embeddings": client.embeddings(theta, split, client.sample(split, cap), mode=mode)}
 
 
-LARGEST_R2 = 1e12
+MAX_R2 = 1e12
 """R² of a site whose targets hardly differ may be far below zero; it is cut here."""
 
 TESTED = {
     "accuracy": Field(float, low=0, high=1, each=True),
-    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, each=True, blamed=False),  # rounding may lift a probability over 1
+    "loss": Field(float, low=-1e-3, high=MAX_LOSS, each=True, blamed=False),  # rounding may lift a probability over 1
     "n": Field(int, low=0, high="max_n", each=True),
     **{name: Field(float, low=0, high=1, each=True, optional=True) for name in SCORES},
     **{f"{name}_n": Field(float, low=0, high="max_n", each=True, optional=True) for name in SCORES},
-    "r2": Field(float, low=-LARGEST_R2, high=1, each=True, optional=True, blamed=False),
-    "r2_error": Field(float, low=0, high=LARGEST_R2, each=True, optional=True, blamed=False),
+    "r2": Field(float, low=-MAX_R2, high=1, each=True, optional=True, blamed=False),
+    "r2_error": Field(float, low=0, high=MAX_R2, each=True, optional=True, blamed=False),
 }
 
 
@@ -286,8 +286,8 @@ def test(client: Client, *, models: Tensor, weights: Tensor) -> Reply:
     """
     reply: Reply = objective.tested(client.site, lambda variant: mixture(client, models, weights, f"test:{variant}"))
     if "r2" in reply:
-        reply["r2"] = {variant: max(value, -LARGEST_R2) for variant, value in reply["r2"].items()}
-        reply["r2_error"] = {variant: min(value, LARGEST_R2) for variant, value in reply["r2_error"].items()}
+        reply["r2"] = {variant: max(value, -MAX_R2) for variant, value in reply["r2"].items()}
+        reply["r2_error"] = {variant: min(value, MAX_R2) for variant, value in reply["r2_error"].items()}
     return reply
 
 
@@ -305,14 +305,14 @@ def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tupl
     return total, data.y.cpu()
 
 
-LARGEST_GAIN = 1e6
+MAX_GAIN = 1e6
 """Of validation loss by fine-tuning; losses may be larger, and a sum of squares must not overflow."""
 
 PERSONALIZED = {
     "theta": Field(torch.float32, ("P",), optional=True),
     "m": Field(int, low=0, high="max_n"),
-    "gain": Field(float, low=-LARGEST_GAIN, high=LARGEST_GAIN),
-    "error": Field(float, low=0.0, high=LARGEST_GAIN),
+    "gain": Field(float, low=-MAX_GAIN, high=MAX_GAIN),
+    "error": Field(float, low=0.0, high=MAX_GAIN),
 }
 
 
@@ -334,7 +334,7 @@ def personalize(client: Client, *, models: Tensor, weights: Tensor, training: Ma
         return reply
     gain, error = validation_gain(client, models, weights, fit["theta"])
     if math.isfinite(gain) and math.isfinite(error):
-        gain, error = max(-LARGEST_GAIN, min(gain, LARGEST_GAIN)), min(error, LARGEST_GAIN)
+        gain, error = max(-MAX_GAIN, min(gain, MAX_GAIN)), min(error, MAX_GAIN)
         return {**reply, "theta": fit["theta"], "gain": gain, "error": error}
     return {**reply, "theta": fit["theta"]} if always else reply
 

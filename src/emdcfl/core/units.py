@@ -108,10 +108,10 @@ def plot_text(text: str) -> str:
     \$^\$
     """
     shown = escaped(text, keep="\n")
-    return (shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 1]}…").replace("$", r"\$")
+    return (shown if len(shown) <= MAX_LABEL_LENGTH else f"{shown[: MAX_LABEL_LENGTH - 1]}…").replace("$", r"\$")
 
 
-LONGEST_LABEL = 80
+MAX_LABEL_LENGTH = 80
 """Characters of a name in a plot."""
 
 NAMED_IN_FULL = 6

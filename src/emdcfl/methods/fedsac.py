@@ -34,11 +34,11 @@ from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import TRAINED, Fit, Training
 from emdcfl.methods.base import register
 from emdcfl.methods.shared.graph import GraphOptions, PersonalModels, Trained, project_simplex
-from emdcfl.methods.shared.subspaces import LARGEST_ENTRY, Angles, complementarity, pca_basis
+from emdcfl.methods.shared.subspaces import MAX_ENTRY, Angles, complementarity, pca_basis
 from emdcfl.methods.shared.vectors import expect
 
 
-@staged_task(phase="train", returns={**TRAINED, "basis": Field(torch.float32, (None, "d"), low=-LARGEST_ENTRY, high=LARGEST_ENTRY)})
+@staged_task(phase="train", returns={**TRAINED, "basis": Field(torch.float32, (None, "d"), low=-MAX_ENTRY, high=MAX_ENTRY)})
 def train_and_basis(
     client: Client,
     *,

@@ -102,7 +102,7 @@ def agreed_key(secret: NodeSecret, partner: bytes, *context: object, session: No
 
 _agreements: dict[tuple[bytes, bytes], bytes] = {}
 
-MOST_AGREEMENTS = 1 << 17
+MAX_AGREEMENTS = 1 << 17
 
 
 def _agreed(secret: NodeSecret, partner: bytes) -> bytes:
@@ -113,7 +113,7 @@ def _agreed(secret: NodeSecret, partner: bytes) -> bytes:
     own = public_key(secret)
     pair = (own, partner) if own < partner else (partner, own)
     if pair not in _agreements:
-        if len(_agreements) >= MOST_AGREEMENTS:
+        if len(_agreements) >= MAX_AGREEMENTS:
             _agreements.clear()
         if _lacks_cryptography(secret):
             _agreements[pair] = simulated.x25519(secret.derive("x25519 node key"), partner)

@@ -43,10 +43,10 @@ from emdcfl.runs.verdict.what_differs import difference_in_words, nothing_differ
 from emdcfl.studies.results import RESULTS
 
 NAME = "report.html"
-MOST_SAID = 3
+MAX_SAID = 3
 """Sentences of one topic in the verdict, where the rest stands elsewhere."""
 ELSEWHERE = {"What differs": "below", "Trained with": "in summary.json"}
-LONGEST = 400
+MAX_SENTENCE = 400
 """Characters of a sentence on the page."""
 LISTED = 1000
 """Most clients in the table by client, and half as many rows in other lists: a page is to stay below 2 MB."""
@@ -61,7 +61,7 @@ PHASE_NAMES = {
     "personalize": "fine-tuning",
 }
 """Phases of a run in words."""
-LARGEST_PICTURE, PNG = 1 << 20, b"\x89PNG\r\n\x1a\n"
+MAX_PICTURE, PNG = 1 << 20, b"\x89PNG\r\n\x1a\n"
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
@@ -147,8 +147,8 @@ def run_context(run: Run) -> dict[str, Any]:
         "summary": s,
         "metric": run.metric,
         "numbers": run.metric is Metric.R2,
-        "headline": visible(headline(s, run.reading, others), LONGEST),
-        "brief": [(topic, visible(said, LONGEST)) for topic, said in in_brief(s, run.reading, others)[1:]],
+        "headline": visible(headline(s, run.reading, others), MAX_SENTENCE),
+        "brief": [(topic, visible(said, MAX_SENTENCE)) for topic, said in in_brief(s, run.reading, others)[1:]],
         "differs": _differs(run),
         "nothing_differs": nothing_differs(run.metric),
         "sentences": _sentences(run),
@@ -189,7 +189,7 @@ def _differs(run: Run) -> list[dict[str, Any]]:
 
 def _picture(run: Run, number: int) -> str | None:
     path = run.path / picture_name(number)
-    if not path.is_file() or path.stat().st_size > LARGEST_PICTURE:
+    if not path.is_file() or path.stat().st_size > MAX_PICTURE:
         return None
     data = path.read_bytes()
     return f"data:image/png;base64,{base64.b64encode(data).decode()}" if data.startswith(PNG) else None
@@ -219,12 +219,12 @@ def _sentences(run: Run) -> list[tuple[str, str]]:
         found.append(("Fine-tuning", f"F{in_words(run.summary)[1:]}."))
     topics: dict[str, list[str]] = {}
     for topic, sentence in found:
-        topics.setdefault(topic, []).append(visible(sentence, LONGEST))
+        topics.setdefault(topic, []).append(visible(sentence, MAX_SENTENCE))
     if not run.baselines:
         topics["Worth it"] = ["Not measured: this run has no baselines ('emdcfl run --data' adds them, 'emdcfl compare' runs any method)."]
     for topic, where in ELSEWHERE.items():
-        if len(said := topics.get(topic, [])) > MOST_SAID + 1:
-            topics[topic] = [*said[:MOST_SAID], f"{len(said) - MOST_SAID} more {where}."]
+        if len(said := topics.get(topic, [])) > MAX_SAID + 1:
+            topics[topic] = [*said[:MAX_SAID], f"{len(said) - MAX_SAID} more {where}."]
     return [(topic, " ".join(said)) for topic, said in topics.items()]
 
 

@@ -47,7 +47,7 @@ SUMMARY: dict[str, Any] = {
 OFTEN = 1 << 26
 """Numbers in all models together up to which they are written after every round; more are written after the last (the state has them)."""
 
-LONGEST_NAME = 48
+MAX_NAME_LENGTH = 48
 """Characters of a model's file name: up to four bytes each, and file systems take 255 with what is added."""
 
 
@@ -132,7 +132,7 @@ def file_names(names: list[str]) -> list[str]:
     """
     safe: dict[str, str] = {}
     for name in names:
-        base = re.sub(r"[^\w.-]+", "_", unicodedata.normalize("NFC", name))[:LONGEST_NAME]
+        base = re.sub(r"[^\w.-]+", "_", unicodedata.normalize("NFC", name))[:MAX_NAME_LENGTH]
         candidate, n = base, 1
         while candidate.casefold() in safe:  # some file systems do not tell A from a
             n += 1

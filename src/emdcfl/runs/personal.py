@@ -33,7 +33,7 @@ FINE_TUNED = "+ft"
 PRIOR_SAMPLES = 5
 """Samples of the usual spread that count beside a client's own, whose spread few samples tell badly."""
 
-LEAST_VARIANCE = 1e-20
+MIN_VARIANCE = 1e-20
 """Of a gain; one that is claimed without error still has a finite weight."""
 
 
@@ -108,7 +108,7 @@ def pays(replies: Mapping[str, Reply]) -> list[str]:
     spread = m * error**2  # of single samples
     varies = spread[measured & (spread > 0)]
     usual = float(np.median(varies)) if varies.size else 0.0
-    v = np.maximum(((m - 1) * spread + PRIOR_SAMPLES * usual) / (m - 1 + PRIOR_SAMPLES) / m, LEAST_VARIANCE)
+    v = np.maximum(((m - 1) * spread + PRIOR_SAMPLES * usual) / (m - 1 + PRIOR_SAMPLES) / m, MIN_VARIANCE)
     w = measured / v
     rest = w.sum() - (w**2).sum() / w.sum()
     tau2 = max(0.0, ((w * (g - np.average(g, weights=w)) ** 2).sum() - (measured.sum() - 1)) / rest) if rest > 0 else 0.0

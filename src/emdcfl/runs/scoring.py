@@ -24,7 +24,7 @@ from emdcfl.runs.verdict.intervals import LEVEL, SiteScores, difference, new_sit
 MetricsRow = dict[str, Any]
 """One line of ``metrics.jsonl``: a client in a round."""
 
-LEAST_RISE = 0.02
+MIN_RISE = 0.02
 """Change of the mean score in the last round, or since the best one, from which other rounds would have been better."""
 
 TESTED: Mapping[Metric, Mapping[str, str]] = {
@@ -235,8 +235,8 @@ def by_round(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> list[dic
 def better_rounds(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> tuple[int, float] | None:
     """Return a number of rounds with which a run may have done better, and how its mean score changed; None if there is none.
 
-    Twice as many, where it gained more than chance in the second half of its tested rounds and at least ``LEAST_RISE`` in the last one,
-    or a round since the test before. Those of its best round, where it has lost more than chance and ``LEAST_RISE`` since.
+    Twice as many, where it gained more than chance in the second half of its tested rounds and at least ``MIN_RISE`` in the last one,
+    or a round since the test before. Those of its best round, where it has lost more than chance and ``MIN_RISE`` since.
     """
     variant, rounds = next(iter(score_of(summary)["variants"])), dict[int, list[MetricsRow]]()
     for row in rows:
@@ -251,9 +251,9 @@ def better_rounds(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> tup
     now = difference(tested[last], tested[before])
     since = difference(tested[last], tested[best], 1 - (1 - LEVEL) / (len(tested) - 1))  # the best of all rounds is so by chance, too
     risen = 0.0 if now is None else now.mean / (last - before)
-    if gained is not None and gained.sign == 1 and risen >= LEAST_RISE:
+    if gained is not None and gained.sign == 1 and risen >= MIN_RISE:
         return 2 * last, risen
-    return (best, since.mean) if since is not None and since.sign == -1 and since.mean <= -LEAST_RISE else None
+    return (best, since.mean) if since is not None and since.sign == -1 and since.mean <= -MIN_RISE else None
 
 
 def model_names(serving: Serving, clients: Sequence[str]) -> list[str]:

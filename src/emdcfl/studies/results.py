@@ -189,14 +189,14 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-LONGEST_TEXT = 1000
-MOST_ENTRIES = 100_000
+MAX_TEXT_LENGTH = 1000
+MAX_ENTRIES = 100_000
 
 Test = Callable[[Any], bool]
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= LONGEST_TEXT and escaped(value) == value  # wide spaces are no hidden characters
+    return isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH and escaped(value) == value  # wide spaces are no hidden characters
 
 
 def _number(low: float, high: float = math.inf, *, whole: bool = False) -> Test:
@@ -209,11 +209,11 @@ def _or_none(test: Test) -> Test:
 
 
 def _each(test: Test) -> Test:
-    return lambda value: isinstance(value, Mapping) and len(value) <= MOST_ENTRIES and all(_text(k) and test(v) for k, v in value.items())
+    return lambda value: isinstance(value, Mapping) and len(value) <= MAX_ENTRIES and all(_text(k) and test(v) for k, v in value.items())
 
 
 def _listed(test: Test) -> Test:
-    return lambda value: isinstance(value, list) and len(value) <= MOST_ENTRIES and all(test(item) for item in value)
+    return lambda value: isinstance(value, list) and len(value) <= MAX_ENTRIES and all(test(item) for item in value)
 
 
 def _record(required: Mapping[str, Test], optional: Mapping[str, Test] | None = None) -> Test:
@@ -229,9 +229,9 @@ def _record(required: Mapping[str, Test], optional: Mapping[str, Test] | None = 
 def _plain(value: Any, depth: int = 4) -> bool:
     """Whether a setting is made of finite numbers, printable text, and short lists and tables of them."""
     if isinstance(value, Mapping):
-        return depth > 0 and len(value) <= MOST_ENTRIES and all(_text(k) and _plain(v, depth - 1) for k, v in value.items())
+        return depth > 0 and len(value) <= MAX_ENTRIES and all(_text(k) and _plain(v, depth - 1) for k, v in value.items())
     if isinstance(value, list):
-        return depth > 0 and len(value) <= MOST_ENTRIES and all(_plain(item, depth - 1) for item in value)
+        return depth > 0 and len(value) <= MAX_ENTRIES and all(_plain(item, depth - 1) for item in value)
     return value is None or isinstance(value, bool) or _text(value) or _number(-math.inf)(value)
 
 

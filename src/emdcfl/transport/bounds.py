@@ -202,10 +202,10 @@ def _rounded(c: Array, kernel: Array, u: Array, v: Array) -> float:
 SHARE, ITERATIONS = 0.05, 12
 """Regularisation as a share of the mean cost, and Sinkhorn iterations."""
 
-LEAST_MEAN = 1e-3
+MIN_MEAN = 1e-3
 """Least mean cost that the regularisation is a share of: samples may be equal."""
 
-LEAST_MASS = np.float32(1e-30)
+MIN_MASS = np.float32(1e-30)
 """Sources far from all targets get at least this: their kernel may vanish."""
 
 AT_ONCE = 1 << 20
@@ -240,7 +240,7 @@ def cosine_lower_bounds(x: Array, samples: Array) -> Array:
     memory = scratch("cosines", (2, min(B, at_once), m, len(x)))
     y = unit(samples.reshape(-1, d)).reshape(-1, m, d)
     mean = 1.0 - y.mean(axis=1) @ x.mean(axis=0)
-    step = SHARE * np.maximum(mean, LEAST_MEAN).astype(np.float32)
+    step = SHARE * np.maximum(mean, MIN_MEAN).astype(np.float32)
     parts = [slice(begin, begin + at_once) for begin in range(0, B, at_once)]
     bounds = [_bounds(x, y[part], step[part], memory[:, : len(y[part])]) for part in parts]
     return np.maximum(np.concatenate(bounds) - COSINE_SLACK, 0.0)
@@ -262,7 +262,7 @@ def _bounds(x: Array, y: Array, step: Array, memory: Array) -> Array:
     u = np.ones(s.shape[:2], np.float32)
     with np.errstate(all="ignore"), one_blas_thread():
         for _ in range(ITERATIONS):
-            v = np.float32(1.0 / s.shape[2]) / np.maximum(np.matmul(u[:, None], kernel)[:, 0], LEAST_MASS)
+            v = np.float32(1.0 / s.shape[2]) / np.maximum(np.matmul(u[:, None], kernel)[:, 0], MIN_MASS)
             u = np.float32(1.0 / s.shape[1]) / np.matmul(kernel, v[:, :, None])[:, :, 0]
         f = np.log(u) - top
     f = np.where(np.isfinite(f), f, -top)  # any potential gives a bound

@@ -32,7 +32,7 @@ REDUCED_FROM = 192
 
 MAX_ITERATIONS = 10_000_000
 
-LARGEST_SCALING = 1e60
+MAX_SCALING = 1e60
 """Sinkhorn's scalings beyond this are absorbed into the potentials, long before float64 overflows."""
 
 
@@ -241,11 +241,11 @@ def _scale(kernel: Array, tol: float, limit: int) -> tuple[Array, Array, int, bo
     for used in range(limit):
         if float(np.abs(v * columns - 1.0 / m).sum()) <= tol:
             return u, v, used, True
-        if columns.min() < 1.0 / LARGEST_SCALING:
+        if columns.min() < 1.0 / MAX_SCALING:
             return u, v, used, False
         v_next = (1.0 / m) / columns
         rows = kernel @ v_next
-        if rows.min() < 1.0 / LARGEST_SCALING or v_next.max() > LARGEST_SCALING or rows.max() > LARGEST_SCALING:
+        if rows.min() < 1.0 / MAX_SCALING or v_next.max() > MAX_SCALING or rows.max() > MAX_SCALING:
             return u, v, used, False
         u, v = (1.0 / n) / rows, v_next
         columns = u @ kernel

@@ -29,7 +29,7 @@ from emdcfl.core.params import Layout
 from emdcfl.core.schema import DivergedError
 from emdcfl.trust.robust import MEMBERS
 
-LARGEST_GROWTH = 100.0
+MAX_GROWTH = 100.0
 """Largest ratio of a trained state's norm to that of the state it began from (or to 1)."""
 
 UPDATE_FACTOR = 20.0
@@ -80,9 +80,9 @@ class Bounds:
         """Refuse a state so large, or with such variances, that whoever is served an average with it would diverge."""
         size = _norm(theta[..., self._trainable])
         began = math.inf if start is None else _norm(start[..., self._trainable])
-        limit = LARGEST_GROWTH * max(1.0, began)
+        limit = MAX_GROWTH * max(1.0, began)
         if size > limit:
-            text = f"expected a state of norm <= {limit:.3g} ({LARGEST_GROWTH:g} times that of its start), got {size:.3g}"
+            text = f"expected a state of norm <= {limit:.3g} ({MAX_GROWTH:g} times that of its start), got {size:.3g}"
             raise (ClientError if self.healthy(_per_model(began, start)) else DivergedError)(text)
 
     def check_variances(self, theta: Tensor, start: Start) -> None:

@@ -29,7 +29,7 @@ MEMBERS = 3
 SMALL = 1 << 16
 """Numbers up to which a norm is summed in float32 (error below 1e-6), which is faster."""
 
-LEAST = 1e-6
+MIN_RATIO = 1e-6
 """Smallest ratio to the median; smaller values, and zeros, count as this."""
 
 NORMAL = 1.4826
@@ -58,7 +58,7 @@ def outliers(values: Sequence[float] | Array, *, z: float, factor: float) -> lis
         return [False] * len(x)
     if x.max() <= factor * middle:
         return [False] * len(x)
-    logs = np.log(np.maximum(x / middle, LEAST))
+    logs = np.log(np.maximum(x / middle, MIN_RATIO))
     spread = NORMAL * float(np.median(np.abs(logs)))
     found: list[bool] = (logs > max(z * spread, math.log(factor))).tolist()
     return found

@@ -16,7 +16,7 @@ from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
 from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site
 from emdcfl.data.own.checking.check import check_site
-from emdcfl.data.own.checking.leaks import MOST_OTHERS, near_duplicates, repeats
+from emdcfl.data.own.checking.leaks import MAX_OTHERS, near_duplicates, repeats
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.split import grouped_indices
 from emdcfl.data.types import Scenario, Site
@@ -293,10 +293,10 @@ def test_of_many_other_sites_some_tell_what_is_usual() -> None:
         looked_at.clear()
         found = near_duplicates(sites[i], Others(sites[:i] + sites[i + 1 :]))
         assert (found is not None) == (i == 7)
-        assert len(looked_at) == MOST_OTHERS
+        assert len(looked_at) == MAX_OTHERS
 
 
-@pytest.mark.parametrize(("sites", "pairs"), [(MOST_OTHERS, MOST_OTHERS * (MOST_OTHERS - 1) // 2), (3 * MOST_OTHERS, 3 * MOST_OTHERS - 1)])
+@pytest.mark.parametrize(("sites", "pairs"), [(MAX_OTHERS, MAX_OTHERS * (MAX_OTHERS - 1) // 2), (3 * MAX_OTHERS, 3 * MAX_OTHERS - 1)])
 def test_samples_of_hundreds_of_sites_are_not_counted_for_every_two_of_them(sites: int, pairs: int) -> None:
     x, y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
     found = repeats(from_arrays({str(i): (x, y) for i in range(sites)}))

@@ -49,7 +49,7 @@ def embedded_together(pieces: list[tuple[Client, Embed]], samples: Samples) -> l
 @pytest.mark.slow
 def test_together_is_as_one_by_one(fed: SequentialFederation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "EVALUATION_BATCH", 4)
-    monkeypatch.setattr(embedding, "LARGEST", 4)  # the cut goes through the middle of clients
+    monkeypatch.setattr(embedding, "MAX_BATCH", 4)  # the cut goes through the middle of clients
     pieces, samples = works(fed), Samples.of(list(fed._clients.values()), torch.device("cpu"))
     assert sorted(len(members) for members in groups(pieces)) == [9, 18, 18]
     found = embedded_together(pieces, samples)
@@ -174,7 +174,7 @@ class Pretended(CudaFederation):
 @pytest.mark.parametrize("projection", ["row", "pair", "fresh"])
 def test_comparing_in_client_batches_equals_the_reference(cpu: torch.device, monkeypatch: pytest.MonkeyPatch, projection: Any) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 31))
-    monkeypatch.setattr(staged, "SMALLEST", 2)
+    monkeypatch.setattr(staged, "MIN_GROUP", 2)
     monkeypatch.setattr(emdcfl_client, "ROWS_AT_ONCE", 2)
     method, states = EMDCFL(projection=projection, tolerance=0.025), []
     for engine in (SequentialFederation, Pretended):

@@ -28,7 +28,7 @@ def works(fed: SequentialFederation) -> list[tuple[int, Client, Score]]:
 
 def test_together_is_as_one_by_one_with_one_load_of_each_model(fed: SequentialFederation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "EVALUATION_BATCH", 4)
-    monkeypatch.setattr(embedding, "LARGEST", 4)  # the cut goes through the middle of clients
+    monkeypatch.setattr(embedding, "MAX_BATCH", 4)  # the cut goes through the middle of clients
     pieces, loads = works(fed), 0
     expected = {i: work(client) for i, client, work in pieces}
     network = pieces[0][1].network

@@ -92,8 +92,8 @@ class AtOnce(Overlapping):
 
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> Overlapping:
-    monkeypatch.setattr(staged, "SMALLEST", 2)
-    monkeypatch.setattr(staged, "LARGEST", 2)
+    monkeypatch.setattr(staged, "MIN_GROUP", 2)
+    monkeypatch.setattr(staged, "MAX_GROUP", 2)
     return Overlapping(toy(groups=1, per_group=7, n=20), training=TRAINING, device="cpu")
 
 

@@ -37,7 +37,7 @@ from emdcfl.apps.supernode import HOST, QUIET, free_port
 from emdcfl.core.errors import ConfigError
 
 CONNECTION = "federation"
-MOST = 64
+MAX_NODES = 64
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,8 @@ def _made(folder: Path) -> Path:
 
 def _digits(nodes: int) -> dict[str, int]:
     """Rotations and clients per rotation that make so many clients; two or more per rotation where possible."""
-    if not 2 <= nodes <= MOST:
-        raise ConfigError(f"expected between 2 and {MOST} nodes on one machine, got {nodes}")
+    if not 2 <= nodes <= MAX_NODES:
+        raise ConfigError(f"expected between 2 and {MAX_NODES} nodes on one machine, got {nodes}")
     groups = next((g for g in (4, 3, 2) if nodes % g == 0 and nodes // g >= 2), 1)
     return {"groups": groups, "clients_per_group": nodes // groups}
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LEAST_RATIO, LEAST_Z = 1.4, 3.0
+MIN_RATIO, MIN_Z = 1.4, 3.0
 """Classes are unbalanced where the largest has so many times its even share of the samples, and so many standard errors more."""
 
 SCORES = ("balanced", "auc")
@@ -40,7 +40,7 @@ def unbalanced(labels: Tensor) -> bool:
     if k < 2:
         return False
     largest, even = int(counts.max()), len(labels) / k
-    return largest >= LEAST_RATIO * even and largest - even > LEAST_Z * math.sqrt(even * (1 - 1 / k))
+    return largest >= MIN_RATIO * even and largest - even > MIN_Z * math.sqrt(even * (1 - 1 / k))
 
 
 def balance(p: Tensor, y: Tensor) -> dict[str, float]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from emdcfl.core.learning.balance import balance, unbalanced
 from emdcfl.data.types import Site
 
-LONGEST_GRADIENT = 5.0
+MAX_GRADIENT_NORM = 5.0
 """Norm to which gradients of squared errors are shortened; with standardised numbers without heavy tails few are as long."""
 
 
@@ -41,7 +41,7 @@ def losses(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def bounded(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Return gradients of squared errors, the tensors of each training (a row) shortened together to ``LONGEST_GRADIENT``.
+    """Return gradients of squared errors, the tensors of each training (a row) shortened together to ``MAX_GRADIENT_NORM``.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def bounded(gradients: Sequence[Tensor]) -> list[Tensor]:
     [[[3.0], [3.0]], [[4.0], [4.0]]]
     """
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
-    factors = (LONGEST_GRADIENT / norms).clamp(max=1.0)
+    factors = (MAX_GRADIENT_NORM / norms).clamp(max=1.0)
     return [g * factors.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
 
 

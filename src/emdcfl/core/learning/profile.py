@@ -10,7 +10,7 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.learning.objective import is_regression
 from emdcfl.core.schema import Field, Reply
 
-FEWEST_SAMPLES = 5
+MIN_SAMPLES = 5
 """Training samples below which a mean says too much about single ones; the survey of own files has the same limit."""
 
 IMAGE_FEATURES = ("brightness", "contrast", "upright", "right", "low", "red", "blue")
@@ -18,7 +18,7 @@ IMAGE_FEATURES = ("brightness", "contrast", "upright", "right", "low", "red", "b
 right and how low the pixels lie that differ from its median, from -1 to 1; by how much red and blue exceed the mean of the colours."""
 
 PROFILE = {
-    "n": Field(int, low=FEWEST_SAMPLES, high="max_n"),
+    "n": Field(int, low=MIN_SAMPLES, high="max_n"),
     "mean": Field(torch.float64, (None,)),
     "sd": Field(torch.float64, (None,), low=0.0),
     "classes": Field(torch.float64, (None,), low=0.0, high=1.0),
@@ -34,8 +34,8 @@ def profile(client: Client, *, classes: int) -> Reply:
     if client.most_epsilon is not None:
         raise ClientError("this node releases with noise only (privacy_epsilon), and a profile has none")
     split = client.site.train
-    if len(split) < FEWEST_SAMPLES:
-        raise ClientError(f"client {client.name!r} has {len(split)} training samples, and {FEWEST_SAMPLES} are needed for a profile")
+    if len(split) < MIN_SAMPLES:
+        raise ClientError(f"client {client.name!r} has {len(split)} training samples, and {MIN_SAMPLES} are needed for a profile")
     if split.x.dim() == 2:
         values = split.x.double()
     else:

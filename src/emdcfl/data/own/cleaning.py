@@ -162,7 +162,7 @@ class Cleaning:
 
 
 CLASSIFICATION, REGRESSION = "classification", "regression"
-MOST_CLASSES = 1000
+MAX_CLASSES = 1000
 MEASURED, SHARE_OF_ROWS = 20, 0.2
 """Different numbers, and their share of the rows, beyond which labels look like measurements instead of classes."""
 
@@ -177,8 +177,8 @@ def read_task(task: Any) -> str | None:
 def check_classes(labels: NDArray[Any], who: str, task: str | None) -> None:
     """Refuse labels that cannot be classes, or that look like measurements while nobody said what they are; ``who`` names them."""
     words = np.unique(labels)
-    if len(words) > MOST_CLASSES:
-        raise DataError(f"{who} has {len(words)} different values; at most {MOST_CLASSES} classes are expected; {_ASK}")
+    if len(words) > MAX_CLASSES:
+        raise DataError(f"{who} has {len(words)} different values; at most {MAX_CLASSES} classes are expected; {_ASK}")
     if task is None and len(words) > max(MEASURED, SHARE_OF_ROWS * len(labels)) and all(map(_is_number, words.tolist())):
         raise DataError(f"{who} has {len(words)} different numbers in {len(labels)} rows: classes or measurements? {_ASK}")
 

@@ -32,7 +32,7 @@ MIN_VALIDATION = 64
 FEW = 20
 """Validation samples up to which a calibrated tolerance may not be able to separate a site from any other."""
 MIXED = "all"
-MOST_CLIENTS = 40
+MAX_CLIENTS = 40
 """Clients that an error lists."""
 SPLITS = ("train", "val", "test")
 
@@ -92,7 +92,7 @@ def prepare(where: str, raws: Sequence[Raw], seed: int, *, alone: bool = False) 
         )
     small = {raw.name: f"{raw.name} ({raw.total})" for raw in raws if raw.total < MIN_SAMPLES}
     if len(small) > 1:
-        many = len(small) > MOST_CLIENTS  # so many may be the values of a wrong column
+        many = len(small) > MAX_CLIENTS  # so many may be the values of a wrong column
         listed, flag = some([*small.values()]) if many else ", ".join(small.values()), "SITE,…" if many else shlex.quote(",".join(small))
         raise DataError(
             f"{where}: {len(small)} clients have fewer than {MIN_SAMPLES} samples: {listed}; add some, or leave them out "

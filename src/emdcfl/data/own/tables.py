@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.optional import pa, pc
 
-OTHER_SIZE, LEAST_VALUES = 8.0, 10
+OTHER_SIZE, MIN_VALUES = 8.0, 10
 """How many times larger or smaller new numbers are that look like those of another unit, and how many different ones say so."""
 
 DROP_ROWS = "drop-rows"
 """Policy of missing values by which rows with one are left out."""
 
 MAX_WORDS = 200
-LONGEST_WORD = 64
+MAX_WORD_LENGTH = 64
 FEW_WORDS = 10
 """So many different words may each occur once: small tables have rare classes."""
 
@@ -173,10 +173,10 @@ class TableEncoding:
         numbers, found = np.concatenate([number_matrix(table, [c.name for c in columns]) for table in tables]), []
         for column, own in zip(columns, numbers.T, strict=True):
             known = own[~np.isnan(own)]
-            if len(known) < LEAST_VALUES or column.mean == 0:
+            if len(known) < MIN_VALUES or column.mean == 0:
                 continue
             sizes = abs(known.mean() / column.mean), known.std() / column.std
-            if (min(sizes) >= OTHER_SIZE or max(sizes) <= 1 / OTHER_SIZE) and len(np.unique(known)) >= LEAST_VALUES:
+            if (min(sizes) >= OTHER_SIZE or max(sizes) <= 1 / OTHER_SIZE) and len(np.unique(known)) >= MIN_VALUES:
                 found.append(f"{column.name!r} (mean {known.mean():.3g}, in training {column.mean:.3g})")
         return found
 
@@ -249,8 +249,8 @@ def withheld(words: Mapping[str, int]) -> str | None:
     rare = sum(count == 1 for count in words.values())
     if len(words) > MAX_WORDS:
         return f"{len(words)} different words, at most {MAX_WORDS} are sent"
-    if any(len(word) > LONGEST_WORD for word in words):
-        return f"words of more than {LONGEST_WORD} characters"
+    if any(len(word) > MAX_WORD_LENGTH for word in words):
+        return f"words of more than {MAX_WORD_LENGTH} characters"
     return f"{len(words)} different words, {rare} of them once" if len(words) > FEW_WORDS and 2 * rare > len(words) else None
 
 

@@ -37,7 +37,7 @@ WARM_UP_SAMPLES = 5120
 AT_ONCE = 1 << 27
 """Most numbers of network input in one forward pass; activations are a few times as many."""
 
-LARGEST = 8192
+MAX_BATCH = 8192
 """Most samples in one forward pass: more are no faster."""
 
 RESIDENT = ("train", "val", "all")
@@ -106,7 +106,7 @@ def _sent(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
 def batch_size(numbers: int) -> int:
     """Return the samples of a forward pass, given the numbers of one network input."""
-    return max(EVALUATION_BATCH, min(LARGEST, AT_ONCE // max(1, numbers)))
+    return max(EVALUATION_BATCH, min(MAX_BATCH, AT_ONCE // max(1, numbers)))
 
 
 class Embedded:

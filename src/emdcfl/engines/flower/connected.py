@@ -28,7 +28,7 @@ log = logging.getLogger("emdcfl")
 HELLO, SURVEY, ALONG = "hello", "survey", "along"
 """The greeting, the first question of a survey in it, and the tasks that come along with a greeting or with another task."""
 
-LONGEST_PAUSE = 8
+MAX_PAUSE = 8
 """A node that does not answer ``hello``, or only that it cannot, is asked again after 1, 2, 4, … refreshes, at most this many."""
 
 
@@ -144,7 +144,7 @@ class ConnectedNodes:
         """Learn from the answer to ``hello`` which client a node is."""
         failed = reply.get("failure") if isinstance(reply, dict) else reply if isinstance(reply, ClientError) else None
         if failed is not None:
-            pause = min(LONGEST_PAUSE, 2 * self._silent.get(node, (0, 0))[0] or 1)
+            pause = min(MAX_PAUSE, 2 * self._silent.get(node, (0, 0))[0] or 1)
             self._silent[node] = pause, self._refreshes + pause
             log.warning("node %d did not say who it is: %s", node, brief(str(failed)))
             return

@@ -10,25 +10,25 @@ from torch import Tensor, float64
 from emdcfl.core.errors import ClientError
 from emdcfl.core.replies import brief
 from emdcfl.core.schema import Field, check
-from emdcfl.data.own.formats.quantities import LONGEST as LONGEST_UNIT
-from emdcfl.data.own.formats.readers import LARGEST
-from emdcfl.data.own.tables import LONGEST_WORD, MAX_WORDS
+from emdcfl.data.own.formats.quantities import MAX_UNIT_LENGTH
+from emdcfl.data.own.formats.readers import MAX_NUMBER
+from emdcfl.data.own.tables import MAX_WORD_LENGTH, MAX_WORDS
 from emdcfl.data.types import LABEL_KINDS
 from emdcfl.engines.flower.node.survey import DESCRIBE, Answer
 
-MOST_COLUMNS = 100_000
-LONGEST_SIDE = 1 << 16
-MOST_ROWS = 100_000_000
-MOST_PIXELS = 1 << 44
+MAX_COLUMNS = 100_000
+MAX_SIDE = 1 << 16
+MAX_ROWS = 100_000_000
+MAX_PIXELS = 1 << 44
 BRIGHTEST = 255.0
 
 IMAGES = {"kind", "labels", "colour", "sizes"}
 TABLE = {"kind", "labels", "label", "label_kind", "columns", "units"}
 MOMENTS = {
-    "count": Field(int, low=0, high=MOST_ROWS),
-    "mean": Field(float, low=-LARGEST, high=LARGEST),
-    "deviation": Field(float, low=0, high=MOST_ROWS * 4 * LARGEST**2),
-    "missing": Field(int, low=0, high=MOST_ROWS),
+    "count": Field(int, low=0, high=MAX_ROWS),
+    "mean": Field(float, low=-MAX_NUMBER, high=MAX_NUMBER),
+    "deviation": Field(float, low=0, high=MAX_ROWS * 4 * MAX_NUMBER**2),
+    "missing": Field(int, low=0, high=MAX_ROWS),
 }
 
 
@@ -53,8 +53,8 @@ def _described(reply: Answer) -> None:
         if reply["label_kind"] not in (*LABEL_KINDS,):
             raise ClientError(f"expected label_kind {', '.join(LABEL_KINDS)}, got {brief(repr(reply['label_kind']), 40)}")
         columns = reply["columns"]
-        if not isinstance(columns, dict) or len(columns) > MOST_COLUMNS:
-            raise ClientError(f"expected columns as a dict of at most {MOST_COLUMNS} names, got {_shown(columns)}")
+        if not isinstance(columns, dict) or len(columns) > MAX_COLUMNS:
+            raise ClientError(f"expected columns as a dict of at most {MAX_COLUMNS} names, got {_shown(columns)}")
         for name, numeric in columns.items():
             _word("a column", name, longest=1024)
             if not isinstance(numeric, bool):
@@ -63,7 +63,7 @@ def _described(reply: Answer) -> None:
         if not isinstance(units, dict) or not set(units) <= {name for name, numeric in columns.items() if numeric}:
             raise ClientError(f"expected units as a dict of columns of numbers, got {_shown(units)}")
         for unit in units.values():
-            _word("a unit", unit, longest=LONGEST_UNIT)
+            _word("a unit", unit, longest=MAX_UNIT_LENGTH)
         return
     if not isinstance(reply["colour"], bool):
         raise ClientError(f"expected colour as true or false, got {type(reply['colour']).__name__}")
@@ -72,13 +72,13 @@ def _described(reply: Answer) -> None:
     for size in reply["sizes"]:
         if not isinstance(size, list) or len(size) != 3 or not all(type(n) is int and n >= 1 for n in size):
             raise ClientError(f"expected sizes as width, height and count from 1, got {brief(repr(size), 40)}")
-        if max(size[:2]) > LONGEST_SIDE or size[2] > MOST_ROWS:
-            raise ClientError(f"expected sides of at most {LONGEST_SIDE} pixels, got {brief(repr(size), 40)}")
+        if max(size[:2]) > MAX_SIDE or size[2] > MAX_ROWS:
+            raise ClientError(f"expected sides of at most {MAX_SIDE} pixels, got {brief(repr(size), 40)}")
 
 
 def _measured_images(reply: Answer, channels: int) -> None:
     sums = Field(float64, (channels,), low=0)
-    check(reply, {"count": Field(int, low=1, high=MOST_PIXELS), "sums": sums, "squares": sums}, {})
+    check(reply, {"count": Field(int, low=1, high=MAX_PIXELS), "sums": sums, "squares": sums}, {})
     n = reply["count"]
     for total, square in zip(reply["sums"].tolist(), reply["squares"].tolist(), strict=True):
         # pixels lie between 0 and 255, and (Σx)² <= n Σx²
@@ -94,7 +94,7 @@ def _measured_table(reply: Answer, numeric: Sequence[str], categorical: Sequence
         _names(reply[field], set(wanted), field)
     for moments in reply["numeric"].values():
         check(moments, MOMENTS, {})
-        if moments["deviation"] > moments["count"] * (2 * LARGEST) ** 2 or (not moments["count"] and moments["mean"]):
+        if moments["deviation"] > moments["count"] * (2 * MAX_NUMBER) ** 2 or (not moments["count"] and moments["mean"]):
             raise ClientError("expected mean and deviation of as many numbers as are counted, got more")
     for words in reply["words"].values():
         _words("words", words)
@@ -111,7 +111,7 @@ def _words(what: str, words: Any, *, least: int = 0) -> None:
     if not isinstance(words, list) or not least <= len(words) <= MAX_WORDS:
         raise ClientError(f"expected {what} as a list of {least} to {MAX_WORDS} words, got {_shown(words)}")
     for word in words:
-        _word(what, word, longest=LONGEST_WORD)
+        _word(what, word, longest=MAX_WORD_LENGTH)
     if len(set(words)) < len(words):
         raise ClientError(f"expected {what} to differ, got the same twice")
 

@@ -31,7 +31,7 @@ class Awaited(Protocol):
 
 Result = Outcome | Awaited
 
-BATCHES, AT_ONCE, SMALLEST, LARGEST = 3, 2, 8, 32
+BATCHES, AT_ONCE, MIN_GROUP, MAX_GROUP = 3, 2, 8, 32
 """For tasks whose works overlap with the caller: client batches aimed at, batches under way, and the least and most clients of one."""
 
 
@@ -130,7 +130,7 @@ class StagedFederation(SequentialFederation):
         """Split the clients, in their order, into batches; returns them and how many may be under way."""
         most, at_once = max(1, self.held // max(1, self.layout.size)), 1
         if self._overlaps(info):
-            most, at_once = min(max(1, most // AT_ONCE), LARGEST, max(SMALLEST, -(-len(names) // BATCHES))), AT_ONCE
+            most, at_once = min(max(1, most // AT_ONCE), MAX_GROUP, max(MIN_GROUP, -(-len(names) // BATCHES))), AT_ONCE
         return deque(names[begin : begin + most] for begin in range(0, len(names), most)), at_once
 
 

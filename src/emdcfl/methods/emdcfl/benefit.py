@@ -10,7 +10,7 @@ distances between updates, which see groups that differ in what labels mean. Bot
 
 The standard error comes from blocks of consecutive validation samples, so that the neighbours in a series do not count as independent
 evidence (batch means; Schmeiser, *Batch size effects in the analysis of simulation output*, 1982). Of more than ``SINGLE`` clients one
-side must also gain ``LEAST_SHARE`` of its loss. Of the two trees' partitions the
+side must also gain ``MIN_SHARE`` of its loss. Of the two trees' partitions the
 coarser one holds, unless the finer one beats it in the same way. Clusters are examined in rounds 1, 2, 4, 8, …, and only get finer.
 
 Models that trained apart from random weights may average badly although their data agree, and in round 1 leaving some of them out then

@@ -30,7 +30,7 @@ CLEAR = 2.0
 NEARLY = 0.75
 """Share of the evidence asked for from which a decision about a split is near."""
 
-MOST_PAIRS = 4
+MAX_PAIRS = 4
 """Pairs named in a sentence."""
 
 
@@ -254,5 +254,5 @@ def _cluster(k: int, found: Margins, distances: Distances, values: Any, clients:
 
 
 def _pairs(pairs: Any, clients: Sequence[str]) -> str:
-    named = [f"{clients[i]} – {clients[j]}" for i, j in pairs[:MOST_PAIRS]]
-    return ", ".join(named) + (f" and {len(pairs) - MOST_PAIRS} more pairs" if len(pairs) > MOST_PAIRS else "")
+    named = [f"{clients[i]} – {clients[j]}" for i, j in pairs[:MAX_PAIRS]]
+    return ", ".join(named) + (f" and {len(pairs) - MAX_PAIRS} more pairs" if len(pairs) > MAX_PAIRS else "")

@@ -15,14 +15,14 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation
 from emdcfl.core.params import average
 from emdcfl.core.schema import Reply
-from emdcfl.methods.emdcfl.client.losses import LOSS_CUT, SMALLEST_VOTE, loss_moments
+from emdcfl.methods.emdcfl.client.losses import LOSS_CUT, MIN_VOTE, loss_moments
 from emdcfl.methods.emdcfl.proposals import SINGLE, Array, Cell
 
-LEAST_SHARE = 0.05
+MIN_SHARE = 0.05
 """Share of its loss that one side must gain where more than ``SINGLE`` clients are divided: of so many, even what nobody would notice is
 beyond chance."""
 
-MOST_MODELS = 64
+MAX_MODELS = 64
 """Averages a member scores in one request."""
 
 SENT_AT_ONCE = 2**30
@@ -97,7 +97,7 @@ class MemberLosses:
         rows, old, new = self._compared(coarse, fine)
         gained, before = self._differences(rows, old, new)[0], self._n[rows] * self._mean[self._first[rows] + old]
         ends = np.cumsum([len(self._scored[cell][0]) for cell in fine])[:-1]
-        return any(own.sum() > LEAST_SHARE * lost.sum() for own, lost in zip(np.split(gained, ends), np.split(before, ends), strict=True))
+        return any(own.sum() > MIN_SHARE * lost.sum() for own, lost in zip(np.split(gained, ends), np.split(before, ends), strict=True))
 
     def _compared(self, coarse: Sequence[Cell], fine: Sequence[Cell]) -> tuple[Array, Array, Array]:
         """Voters, cell by cell of ``fine``, and as which of their models they scored their sets of both partitions."""
@@ -135,7 +135,7 @@ def _without_each(values: Array) -> Array:
 def ask_losses(fed: Federation, cells: Sequence[Cell], local: Mapping[str, Tensor], n: Mapping[str, int]) -> MemberLosses:
     """Let each client score the averages of the sets it is in; ``n`` are train sizes."""
     m = {c: reply["m"] for c, reply in fed.describe(sorted({c for cell in cells for c in cell})).items()}
-    paths: dict[str, list[int]] = {c: [] for c, size in m.items() if size >= SMALLEST_VOTE}  # sets by number: hashing one takes long
+    paths: dict[str, list[int]] = {c: [] for c, size in m.items() if size >= MIN_VOTE}  # sets by number: hashing one takes long
     for number, cell in enumerate(cells):
         for c in cell:
             if c in paths:
@@ -167,8 +167,8 @@ def joined(parts: Sequence[Reply]) -> Reply:
 
 
 def portions(paths: Mapping[str, Sequence[int]], size: int) -> Iterator[dict[str, Sequence[int]]]:
-    """Divide what is asked so that nobody scores more than ``MOST_MODELS``, and all within ``SENT_AT_ONCE`` bytes, at once."""
-    at_once = max(1, min(MOST_MODELS, SENT_AT_ONCE // size))
+    """Divide what is asked so that nobody scores more than ``MAX_MODELS``, and all within ``SENT_AT_ONCE`` bytes, at once."""
+    at_once = max(1, min(MAX_MODELS, SENT_AT_ONCE // size))
     for start in range(0, max(map(len, paths.values()), default=0), at_once):
         portion: dict[str, Sequence[int]] = {}
         held = 0

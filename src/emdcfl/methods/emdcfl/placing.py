@@ -25,7 +25,7 @@ from emdcfl.methods.emdcfl.comparison import comparable
 from emdcfl.methods.emdcfl.problems import validation_sizes
 from emdcfl.methods.emdcfl.settings import Options
 
-MOST_MODELS = 15
+MAX_MODELS = 15
 """Groups whose models a site scores, the largest first; with one model for all, as many as a node scores at once by default."""
 
 Sets = list[list[str]]
@@ -140,7 +140,7 @@ def _best(
     ``clients`` maps a client to those it is linked with, or to None if it was not compared.
     """
     groups = choices[:-1]
-    largest = sorted(range(len(groups)), key=lambda k: (-len(groups[k]), k))[:MOST_MODELS]
+    largest = sorted(range(len(groups)), key=lambda k: (-len(groups[k]), k))[:MAX_MODELS]
     scored = [*sorted(largest), len(groups)]
     models = torch.stack([_average(fed, state, local, choices[k]) for k in scored])
     losses = _losses(fed, models, clients)

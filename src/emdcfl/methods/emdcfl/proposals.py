@@ -34,7 +34,7 @@ SINGLE = 64
 REPRESENTATIVES = 32
 """Most representatives."""
 
-FIRST, FEWEST = 8, 4
+FIRST, MIN_NEW = 8, 4
 """Representatives drawn at random, and how many are added at least; what distances from those before tell chooses them."""
 
 COVERED = 3.0
@@ -154,7 +154,7 @@ def choose(
         wanted = len(spread(filled, rows, most, COVERED * float(np.median(nearest))))
         if wanted == len(rows):
             break
-        new = spread(filled, rows, min(max(wanted, len(rows) + FEWEST), most))[len(rows) :]
+        new = spread(filled, rows, min(max(wanted, len(rows) + MIN_NEW), most))[len(rows) :]
         F, rows = np.concatenate([F, measure(new)]), rows + new
     return rows, F
 

@@ -23,7 +23,7 @@ from emdcfl.methods.emdcfl.client.tasks import DISTRUSTED, ROW
 from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.privacy.exchange import BOX, KEY
 
-LONGEST_BOX = 2**20
+MAX_BOX_LENGTH = 2**20
 
 AXES = 8
 """Most axes of a sample."""
@@ -62,7 +62,7 @@ def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: CompareSetti
 def _check_boxes(boxes: Iterable[bytes], *, longer: bool) -> None:
     """All that can be checked of a box that is sealed: its length, which class counts make longer by the same for all partners."""
     lengths = sorted({len(box) for box in boxes})
-    fine = [BOX < length <= LONGEST_BOX if longer else length == BOX for length in lengths]
+    fine = [BOX < length <= MAX_BOX_LENGTH if longer else length == BOX for length in lengths]
     if len(lengths) > 1 or not all(fine):
         raise ClientError(f"expected boxes of {BOX} bytes{' and the class counts' if longer else ''}, got {lengths}")
 
@@ -112,7 +112,7 @@ def matched_verifier(columns: Mapping[str, Sequence[str]], matching: Mapping[str
                 most = f"{asked['blocks'][row]} blocks of {m} samples"
                 raise ClientError(f"expected at most {most} for {row!r}, got {blocks} with {got} samples")
         for box in reply.get("offers", {}).values():
-            if box and not BOX - KEY < len(box) <= LONGEST_BOX:
+            if box and not BOX - KEY < len(box) <= MAX_BOX_LENGTH:
                 raise ClientError(f"expected offers of more than {BOX - KEY} bytes, got one of {len(box)}")
 
     return verify

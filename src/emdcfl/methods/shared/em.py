@@ -25,11 +25,11 @@ from emdcfl.core.client import Client, NodeNeeds, Stages, staged_task
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Field, Reply
-from emdcfl.core.tasks import LARGEST_LOSS, LARGEST_STEPS, Fit, Training, sample_losses
+from emdcfl.core.tasks import MAX_LOSS, MAX_STEPS, Fit, Training, sample_losses
 from emdcfl.methods.base import Family, Serving, clusters_wanted
 from emdcfl.methods.shared.vectors import expect
 
-SMALLEST_WEIGHT = 1e-12
+MIN_WEIGHT = 1e-12
 """A component's weight before the logarithm is never taken to be less: one that died out may come back."""
 
 
@@ -49,7 +49,7 @@ def responsibilities(losses: Tensor, pi: Tensor, log_rho: Tensor | None = None) 
     >>> responsibilities(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([0.25, 0.75]))[0]
     tensor([0.2500, 0.2500], dtype=torch.float64)
     """
-    logits = pi.double().clamp_min(SMALLEST_WEIGHT).log()[:, None] - losses.double()
+    logits = pi.double().clamp_min(MIN_WEIGHT).log()[:, None] - losses.double()
     return (logits if log_rho is None else logits - log_rho).softmax(0)
 
 
@@ -69,8 +69,8 @@ STEPPED = {
     "pi": Field(torch.float64, ("K",), low=0, high=1 + 1e-6, blamed=False),
     "mass": Field(torch.float64, ("K", "Y"), low=0, high="max_n", optional=True, blamed=False),
     "n": Field(int, low=1, high="max_n"),
-    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, blamed=False),
-    "steps": Field(int, low=1, high=LARGEST_STEPS),
+    "loss": Field(float, low=-1e-3, high=MAX_LOSS, blamed=False),
+    "steps": Field(int, low=1, high=MAX_STEPS),
 }
 
 

@@ -21,7 +21,7 @@ from emdcfl.core.params import Scope, gram
 from emdcfl.methods.base import Clustered
 from emdcfl.methods.shared.vectors import sets_of
 
-LARGEST_PROFILE = 1 << 29
+MAX_PROFILE = 1 << 29
 """Numbers all profiles together may hold (2 GiB); 40 clients of ResNet18 fit in one block. Larger ones keep a share of the coordinates."""
 
 
@@ -128,7 +128,7 @@ def profile_coordinates(fed: Federation, blocks: int, scope: Scope) -> tuple[sli
     """Return which entries of θ profiles keep, and their share; the entries are drawn once per run."""
     span = fed.layout.scope(scope)
     width = span.stop - span.start
-    share = min(1.0, LARGEST_PROFILE / (blocks * len(fed.clients) * width))
+    share = min(1.0, MAX_PROFILE / (blocks * len(fed.clients) * width))
     if share >= 1:
         return span, 1.0
     drawn = generator(fed.seed, "", 0, "profile coordinates").random(width, dtype=np.float32) < share

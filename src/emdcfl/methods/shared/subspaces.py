@@ -15,7 +15,7 @@ from emdcfl.core.schema import Field, Reply
 Flatten = Literal["channel", "image"]
 Angles = Literal["principal", "greedy"]
 
-LARGEST_ENTRY = 1.001
+MAX_ENTRY = 1.001
 """Largest entry of a basis whose vectors have unit length, rounding included."""
 
 
@@ -34,7 +34,7 @@ def leading_vectors(x: Tensor, number: int) -> Tensor:
     return unit
 
 
-@task(phase="evaluate", returns={"basis": Field(torch.float32, (None, None), low=-LARGEST_ENTRY, high=LARGEST_ENTRY)})
+@task(phase="evaluate", returns={"basis": Field(torch.float32, (None, None), low=-MAX_ENTRY, high=MAX_ENTRY)})
 @torch.no_grad()
 def data_subspace(client: Client, *, split: str = "val", vectors: int = 3, flatten: Flatten = "channel") -> Reply:
     """Left singular vectors of the split's network inputs, class by class, as ``(features, vectors · classes)`` or fewer columns."""

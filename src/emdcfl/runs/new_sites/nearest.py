@@ -38,7 +38,7 @@ UNSURE, SURE = 2.0, 0.05
 """A model doubts a site if its predictions there have so many times the entropy of those for its members' unseen data. Entropies (in nats)
 below the second number count as that: such models are sure of everything they know."""
 
-TEMPERATURE, LEAST_WEIGHT = 0.25, 0.01
+TEMPERATURE, MIN_WEIGHT = 0.25, 0.01
 """A group has e times less weight than one as large whose misfit is smaller by the first number; below the second, it has none."""
 
 Groups = Mapping[int, tuple[Tensor, list[str]]]
@@ -134,7 +134,7 @@ def relative(values: Mapping[int, tuple[float, float, float, float]], sizes: Map
 def _weights(misfit: Mapping[int, float], sizes: Mapping[int, int]) -> dict[int, float]:
     logits = np.array([np.log(sizes[k]) - misfit[k] / TEMPERATURE for k in misfit])
     weights = np.exp(logits - logits.max())
-    weights[weights < LEAST_WEIGHT * weights.sum()] = 0.0
+    weights[weights < MIN_WEIGHT * weights.sum()] = 0.0
     return dict(zip(misfit, (weights / weights.sum()).tolist(), strict=True))
 
 

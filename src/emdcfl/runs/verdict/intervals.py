@@ -20,7 +20,7 @@ are not known better, even if all of these happen to agree.
 stays at the sites. Two intervals of :math:`\bar d = \bar p_A - \bar p_B` hold: Newcombe's [3]_ from both runs' intervals, as if their
 samples were independent (wider than needed where errors coincide), and Student's over the paired differences :math:`d_s` (wider than
 needed where gains differ between sites). Each is taken at 97.5 %, so that both hold together with 95 % (Bonferroni), and the answer is
-their intersection. With fewer than ``FEWEST_PAIRS`` sites Student's says next to nothing, and Newcombe's is taken at 95 %.
+their intersection. With fewer than ``MIN_PAIRS`` sites Student's says next to nothing, and Newcombe's is taken at 95 %.
 
 Runs of several seeds (:func:`over_seeds`) may share their test samples. Distances from the mean to the ends are therefore averaged, not
 divided by :math:`\sqrt R`, and Student's over the :math:`R` means is added in quadrature: training differs from seed to seed.
@@ -59,7 +59,7 @@ KIND = "95 %: low and high of the mean over these sites, new_sites of the mean o
 BORROWED = 4.0
 """Samples at the common mean that each site's variance borrows (Agresti and Coull's two successes and two failures)."""
 
-FEWEST_PAIRS = 4
+MIN_PAIRS = 4
 """Sites from which on the spread of paired differences is used."""
 
 
@@ -240,13 +240,13 @@ def difference(one: SiteScores, other: SiteScores, level: float = LEVEL) -> Inte
     gains = [p - q for p, q, n in zip(one.values, other.values, samples, strict=True) if n > 0]
     if not gains:
         return None
-    level = level if len(gains) < FEWEST_PAIRS else (1 + level) / 2
+    level = level if len(gains) < MIN_PAIRS else (1 + level) / 2
     a, b = (these_sites(replace(run, samples=samples), level) for run in (one, other))
     assert a is not None and b is not None
     mean = math.fsum(gains) / len(gains)
     low = mean - math.hypot(a.mean - a.low, b.high - b.mean)
     high = mean + math.hypot(a.high - a.mean, b.mean - b.low)
-    if len(gains) >= FEWEST_PAIRS:
+    if len(gains) >= MIN_PAIRS:
         # sites that all differ by the same count are no proof of a certain difference: half a sample is the resolution
         resolution = math.sqrt(math.fsum((0.5 / n) ** 2 for n in samples if n > 0)) / len(gains) if one.errors is None else 0.0
         spread = _student(gains, level, resolution)

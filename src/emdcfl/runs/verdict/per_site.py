@@ -19,7 +19,7 @@ from emdcfl.runs.scoring import TESTED, MetricsRow, as_row
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 """Inverse strengths of the penalty to choose from; validation data decide."""
 
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 """Training rows of a site that are used; drawn at random where there are more."""
 
 
@@ -68,8 +68,8 @@ def _fitted(scenario: Scenario, site: Site, seed: int) -> Any:
     from sklearn.linear_model import LogisticRegression, Ridge
 
     x, y = site.train.x, site.train.y
-    if len(y) > MOST_ROWS:
-        chosen = torch.from_numpy(generator(seed, site.name, 0, "regression per site").permutation(len(y))[:MOST_ROWS])
+    if len(y) > MAX_ROWS:
+        chosen = torch.from_numpy(generator(seed, site.name, 0, "regression per site").permutation(len(y))[:MAX_ROWS])
         x, y = x[chosen], y[chosen]
     numbers = scenario.target is not None
     if not numbers and len(y.unique()) < 2:

@@ -32,19 +32,19 @@ from emdcfl.data.types import Scenario
 
 log = logging.getLogger("emdcfl")
 
-LEAST_EFFECT, LEAST_Z = 0.3, 5.0
+MIN_EFFECT, MIN_Z = 0.3, 5.0
 """Difference in standard deviations, and in standard errors, from which a feature is named: there may be thousands of them."""
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Features named of each unit."""
 
-MOST_UNITS = 12
+MAX_UNITS = 12
 """Units that are described, the most different first."""
 
 STANDS_OUT = 0.75
 """Share of the largest difference from which on a single site is described."""
 
-LARGEST_EFFECT = 99.0
+MAX_EFFECT = 99.0
 PICTURE = 96
 """Least width in pixels of a mean image."""
 
@@ -128,8 +128,8 @@ def what_differs(fed: Federation, scenario: Scenario, clusters: Sequence[int]) -
         return []
     named = {who: compare(found, members, wanted) for who, members in units.items()}
     effect = {who: max((abs(one["effect"]) for one in differences), default=0.0) for who, differences in named.items()}
-    least = 0.0 if several else max(STANDS_OUT * max(effect.values()), LEAST_EFFECT)  # one odd site makes all others differ from the rest
-    chosen = sorted((who for who in units if effect[who] >= least), key=lambda who: -effect[who])[:MOST_UNITS]
+    least = 0.0 if several else max(STANDS_OUT * max(effect.values()), MIN_EFFECT)  # one odd site makes all others differ from the rest
+    chosen = sorted((who for who in units if effect[who] >= least), key=lambda who: -effect[who])[:MAX_UNITS]
     return [{"who": who, "members": members, "found": named[who]} for who, members in units.items() if who in chosen]
 
 
@@ -141,14 +141,14 @@ def compare(profiles: Mapping[str, Reply], members: Sequence[str], wanted: Seque
     here, there = (_pooled(part, lambda reply: [reply["mean"], reply["classes"]]) for part in (inside, outside))
     sd = np.sqrt(_pooled([*inside, *outside], lambda reply: [reply["sd"] ** 2, reply["classes"] * (1 - reply["classes"])]))
     floor = 1e-6 * np.maximum(np.abs(here), np.abs(there)) + 1e-12
-    d = np.clip((here - there) / np.maximum(sd, floor), -LARGEST_EFFECT, LARGEST_EFFECT)
+    d = np.clip((here - there) / np.maximum(sd, floor), -MAX_EFFECT, MAX_EFFECT)
     z = d / math.sqrt(1 / n + 1 / m)
-    chosen = [i for i in np.argsort(-np.abs(d), kind="stable").tolist() if abs(d[i]) >= LEAST_EFFECT and abs(z[i]) >= LEAST_Z]
+    chosen = [i for i in np.argsort(-np.abs(d), kind="stable").tolist() if abs(d[i]) >= MIN_EFFECT and abs(z[i]) >= MIN_Z]
     of: dict[str, int] = {}
     for i in chosen:
         of.setdefault(wanted[i].of or wanted[i].name, i)
     found = []
-    for i in list(of.values())[:MOST_NAMED]:
+    for i in list(of.values())[:MAX_NAMED]:
         what = wanted[i]
         read = {key: float(what.offset + what.scale * value) for key, value in (("here", here[i]), ("there", there[i]))}
         about: dict[str, Any] = {"feature": what.name, "said": what.higher if d[i] > 0 else what.lower, "kind": what.kind}

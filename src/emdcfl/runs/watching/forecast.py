@@ -30,7 +30,7 @@ from emdcfl.runs.plan import RunPlan
 AT_ONCE, TOGETHER = 2, 16
 """Clients measured one after the other, and in batches."""
 
-MOST_SAMPLES = 128
+MAX_SAMPLES = 128
 """Samples of a split in the measurement."""
 
 REPEATS, ENOUGH = 6, 1.0
@@ -177,7 +177,7 @@ def _small(scenario: Scenario, clients: int) -> Scenario:
 
 
 def _first(split: Split) -> Split:
-    return Split(split.x[:MOST_SAMPLES], split.y[:MOST_SAMPLES])
+    return Split(split.x[:MAX_SAMPLES], split.y[:MAX_SAMPLES])
 
 
 def parse_budget(text: str) -> float:

@@ -38,7 +38,7 @@ SHARE_OF_TEXT = 0.2
 FEW = 20
 """Different values up to which a column may name kinds (of machines, say) instead of single ones."""
 SHOWN_WORDS = 5
-MOST_MORE_DIGITS = 6
+MAX_MORE_DIGITS = 6
 """Digits added to three where a column's numbers differ in late ones only."""
 
 
@@ -150,7 +150,7 @@ class ColumnProfile:
         """Digits that tell numbers of the column apart, which may be large beside their spread."""
         ends = [end for both in self.ranges.values() for end in both]
         spread, largest = max(ends, default=0.0) - min(ends, default=0.0), max(map(abs, ends), default=0.0)
-        return 3 + min(max(0, math.floor(math.log10(largest / spread))), MOST_MORE_DIGITS) if largest > spread > 0 else 3
+        return 3 + min(max(0, math.floor(math.log10(largest / spread))), MAX_MORE_DIGITS) if largest > spread > 0 else 3
 
     @property
     def missing(self) -> int:

@@ -18,9 +18,9 @@ from emdcfl.data.own.tables import read_list
 
 PASSES = 3
 """Checks in a row: a repair may bring the next doubt to light."""
-MOST_MARKS = 5
+MAX_MARKS = 5
 """Different words among numbers up to which they are taken for marks of missing values."""
-LEAST_VALUES = 3
+MIN_VALUES = 3
 """Values of an identifier that a site needs to be split by them."""
 
 Options = dict[str, Any]
@@ -100,7 +100,7 @@ def _repair(column: ColumnProfile, options: Options) -> tuple[str, list[str], st
         return "missing", list(column.odd), f"in {column.name}, unlike its other values"
     if (
         column.doubt == Doubt.TEXT_AMONG_NUMBERS
-        and len(column.odd) <= MOST_MARKS
+        and len(column.odd) <= MAX_MARKS
         and not any(re.match(r"\s*[<>≤≥]", word) for word in column.odd)
     ):
         return "missing", list(column.odd), f"text among the numbers of {column.name}"
@@ -116,7 +116,7 @@ def _repeats(column: ColumnProfile) -> bool:
     different, rows = (
         sum(counts) for counts in zip(*((one.different, one.rows - one.missing) for one in column.sites.values()), strict=True)
     )
-    enough = all(one.different >= LEAST_VALUES for one in column.sites.values())
+    enough = all(one.different >= MIN_VALUES for one in column.sites.values())
     return bool(ID_NAME.search(column.name)) and enough and REPEATS * different <= rows
 
 

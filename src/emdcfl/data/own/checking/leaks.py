@@ -37,9 +37,9 @@ from emdcfl.data.types import Scenario, Site
 
 ALPHA = 0.01
 NEIGHBOURS = 20
-MOST_HELD, MOST_TRAINED = 300, 1500
+MAX_HELD, MAX_TRAINED = 300, 1500
 """Rows looked at per site: a distance matrix of this size takes milliseconds."""
-MOST_OTHERS, MOST_ALONE = 50, 16
+MAX_OTHERS, MAX_ALONE = 50, 16
 """Other sites that a site is compared with, drawn anew for each: all together, and one by one."""
 SHARE = 0.05
 """Share of near-duplicates among the held-out rows from which they are named."""
@@ -55,7 +55,7 @@ TIME_NAME = re.compile(
     r"(^|[_\W\d])(date|datum|year|jahr|time|timestamp|zeit|quarter|month|monat|week|day|tag|period|epoch)s?([_\W\d]|$)", re.I
 )
 """Names of columns of numbers that may say when a row was measured."""
-LEAST_TIMES = 10
+MIN_TIMES = 10
 """Different values at every site from which rows in their order look like a series."""
 NEWER = "if newer rows are to be predicted from older ones, use --split"
 
@@ -99,7 +99,7 @@ class Repeats:
     held: dict[str, int]
     """Site → validation and test samples that are also among its training samples."""
     across: dict[tuple[str, str], int]
-    """Two sites → samples of the second that are also at the first; one at more than ``MOST_OTHERS`` sites counts with the first alone."""
+    """Two sites → samples of the second that are also at the first; one at more than ``MAX_OTHERS`` sites counts with the first alone."""
     disagree: int
     """Samples with an equal one of another class."""
     samples: dict[str, int]
@@ -161,7 +161,7 @@ def repeats(scenario: Scenario) -> Repeats:
             sites_with.setdefault(mark, []).append(site.name)
     across = Counter[tuple[str, str]]()
     for mark, names in sites_with.items():
-        pairs = combinations(names, 2) if len(names) <= MOST_OTHERS else ((names[0], name) for name in names[1:])
+        pairs = combinations(names, 2) if len(names) <= MAX_OTHERS else ((names[0], name) for name in names[1:])
         for a, b in pairs:  # all pairs of hundreds of sites would take minutes
             across[a, b] += seen[b][mark]
     number = {name: i for i, name in enumerate(seen)}
@@ -190,14 +190,14 @@ def _held_by_chance(site: Site, others: Sequence[Site]) -> float:
     train, held = _rows(site.train.x.numpy()), np.concatenate([_rows(split.x.numpy()) for split in (site.val, *site.tests.values())])
     vary = _varying(train, held)
     marks = [row.tobytes() for row in np.ascontiguousarray(held[:, vary])]
-    chosen = [[others[i]] for i in rng.permutation(len(others))[:MOST_ALONE]] or [[]]
+    chosen = [[others[i]] for i in rng.permutation(len(others))[:MAX_ALONE]] or [[]]
 
     def equal(strangers: Rows) -> float:
         there = Counter(row.tobytes() for row in np.ascontiguousarray(strangers))
         shares = np.array([there[mark] for mark in marks]) / max(len(strangers), 1)
         return float((1 - (1 - shares) ** len(train)).sum())
 
-    elsewhere = median_low(equal(_strangers(train, one, rng, MOST_TRAINED)[:, vary]) for one in chosen)
+    elsewhere = median_low(equal(_strangers(train, one, rng, MAX_TRAINED)[:, vary]) for one in chosen)
     reordered = np.concatenate([rng.permuted(train[:, vary], axis=0) for _ in range(ORDERS)])
     usual = max(elsewhere, equal(reordered))
     return usual + 2 * math.sqrt(usual)  # two standard errors above what was found
@@ -232,14 +232,14 @@ def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
     """Find held-out rows of a site that almost repeat one of its training rows, far more often than those of other sites."""
     rng = keys.generator(0, site.name, 0, "near-duplicates")
     held = [("val", i) for i in range(len(site.val))] + [("test", i) for i in range(len(next(iter(site.tests.values()))))]
-    held = [held[i] for i in np.sort(rng.permutation(len(held))[:MOST_HELD])]
-    trained = np.sort(rng.permutation(len(site.train))[:MOST_TRAINED])
+    held = [held[i] for i in np.sort(rng.permutation(len(held))[:MAX_HELD])]
+    trained = np.sort(rng.permutation(len(site.train))[:MAX_TRAINED])
     if len(trained) < 2 * NEIGHBOURS or not held:
         return None
     train = _rows(site.train.x.numpy()[trained])
     both = {"val": site.val.x.numpy(), "test": next(iter(site.tests.values())).x.numpy()}
     x = np.concatenate([_rows(both[split][i][None]) for split, i in held])
-    others = [others[i] for i in rng.permutation(len(others))[:MOST_OTHERS]] if len(others) > MOST_OTHERS else others
+    others = [others[i] for i in rng.permutation(len(others))[:MAX_OTHERS]] if len(others) > MAX_OTHERS else others
     vary, strangers = _varying(train, x), _strangers(train, others, rng, len(train))
     train, x, strangers = train[:, vary], x[:, vary], strangers[:, vary]
     distances = _distances(x, train)
@@ -339,7 +339,7 @@ def series_notes(raws: Sequence[Raw], label: str | None) -> list[str]:
         if all(is_numeric(one.type) and not pa.types.is_temporal(one.type) for one in columns):
             values = [number_values(one) for one in columns]
             different = min(len(np.unique(one)) for one in values)
-            if different >= LEAST_TIMES and all((np.diff(one) >= 0).all() or (np.diff(one) <= 0).all() for one in values):
+            if different >= MIN_TIMES and all((np.diff(one) >= 0).all() or (np.diff(one) <= 0).all() for one in values):
                 found.append((different, name))
     if not found:
         return []

@@ -13,7 +13,7 @@ from emdcfl.data.own.cleaning import folded
 from emdcfl.data.own.notes import LeftOut
 from emdcfl.data.own.tables import withheld
 
-MOST_COLUMNS = 200
+MAX_COLUMNS = 200
 """Columns of a table on the page; ``--json`` has all."""
 MANY_CLASSES = 20
 
@@ -136,7 +136,7 @@ def _columns(report: FolderReport, across: int) -> Block:
     sites = [client.name for client in report.clients]
     side_by_side = len(sites) <= across
     heads = ("column", "what it is", *(sites if side_by_side else ("all sites", "differs most")), "missing")
-    shown = columns[:MOST_COLUMNS]
+    shown = columns[:MAX_COLUMNS]
     rows = [
         (column.name, _what(column, sites, column.name in report.left_out), *_ranges(column, sites, side_by_side), _missing(column))
         for column in shown

@@ -22,7 +22,7 @@ from emdcfl.data.own.tables import AS_WRITTEN, CellRules, text_values
 
 LABEL_NAMES = ("label", "target", "class", "y")
 
-MOST_CLASSES_WITH_UNIT = 20
+MAX_CLASSES_WITH_UNIT = 20
 """Different labels up to which numbers with a unit are the names of classes."""
 
 
@@ -114,7 +114,7 @@ def codes_of(table: pa.Table) -> frozenset[str]:
 
 def label_to_leave(table: pa.Table, label: str, cells: CellRules) -> list[str]:
     """Return the label where its words are classes, also such as '5 mg' and '10 mg'; none where it holds numbers with a unit."""
-    return [] if cells.numbers or len(pc.unique(table.column(label))) > MOST_CLASSES_WITH_UNIT else [label]
+    return [] if cells.numbers or len(pc.unique(table.column(label))) > MAX_CLASSES_WITH_UNIT else [label]
 
 
 def words_to_leave(label: str, rule: SplitRule, cells: CellRules) -> list[str]:

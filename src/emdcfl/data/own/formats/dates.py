@@ -16,7 +16,7 @@ DAYS = (
     *("%m/%d/%Y", "%m/%d/%y", "%m-%d-%Y"),
 )
 TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", "T%H:%M:%S", "T%H:%M:%S.%f")
-LONGEST_SPAN = 50
+MAX_SPAN = 50
 """Years that dates with years of two digits may span: beyond, some are likely to be read into another century than their neighbours."""
 FORMATS = tuple(day + time for time in TIMES for day in DAYS)
 
@@ -50,7 +50,7 @@ def _check_century(times: Iterable[datetime], form: str, where: str, *, asked: b
     """Refuse years of two digits that may be read into the wrong century: 69 to 99 are 1969 to 1999, 00 to 68 are 2000 to 2068."""
     years = [time.year for time in times]
     first, last = min(years, default=0), max(years, default=0)
-    far = last - first > LONGEST_SPAN
+    far = last - first > MAX_SPAN
     if far or (not asked and last > datetime.now(UTC).year):
         remedy = "" if far else f", or --date COLUMN:{form} if they lie ahead"
         raise DataError(f"{where}: its years have two digits, which would be read as {first} to {last}; write four digits{remedy}")

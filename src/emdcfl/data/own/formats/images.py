@@ -22,13 +22,13 @@ from emdcfl.data.own.notes import Note
 from emdcfl.data.own.parts import Part, Raw
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
 
-LARGEST_DEFAULT = 64
+MAX_DEFAULT = 64
 
-LONGEST_SIDE = 1 << 16
-MOST_PIXELS = 1 << 27
+MAX_SIDE = 1 << 16
+MAX_PIXELS = 1 << 27
 """Pixels of an image, as it is stored and after it is resized: more would take the memory that others need."""
 
-NARROWEST = 128
+MAX_RATIO = 128
 """Long over short side of an image that is read. One that is too narrow for some size only would let a server, which says the size,
 choose between two divisions of a site's images."""
 
@@ -105,9 +105,9 @@ def image_shape(sizes: Counter[tuple[int, int]], *, size: int | None, colour: bo
     """Channels, height and width, given how many images have which width and height; see ``common_shape``."""
     if size is None:
         width, height = sizes.most_common(1)[0][0]
-        size = width if width == height and width <= LARGEST_DEFAULT else LARGEST_DEFAULT
-    if size < 4 or size**2 > MOST_PIXELS:
-        raise DataError(f"images need at least 4×4 and at most {MOST_PIXELS:,} pixels, got scenario.size = {size}; choose another")
+        size = width if width == height and width <= MAX_DEFAULT else MAX_DEFAULT
+    if size < 4 or size**2 > MAX_PIXELS:
+        raise DataError(f"images need at least 4×4 and at most {MAX_PIXELS:,} pixels, got scenario.size = {size}; choose another")
     return 3 if colour else 1, size, size
 
 
@@ -192,7 +192,7 @@ def _check_size(size: tuple[int, int], wanted: tuple[int, int]) -> None:
     """Refuse an image by its header, before it is decoded."""
     width, height = size
     ratio = max(wanted[0] / max(width, 1), wanted[1] / max(height, 1))
-    if max(size) > min(LONGEST_SIDE, NARROWEST * min(size)) or width * height * max(1.0, ratio**2) > MOST_PIXELS:
+    if max(size) > min(MAX_SIDE, MAX_RATIO * min(size)) or width * height * max(1.0, ratio**2) > MAX_PIXELS:
         raise DataError(f"{width}×{height} pixels are too many or too narrow; crop the image")
 
 

@@ -16,9 +16,9 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.optional import pa
 from emdcfl.core.units import names
 
-MOST_TEXT = 0.2
+MAX_TEXT_SHARE = 0.2
 """Share of cells without the column's unit up to which it is read as numbers; what they hold is then text among numbers."""
-LONGEST = 16
+MAX_UNIT_LENGTH = 16
 _NUMBER = r"[-+]?(?:(?:0|[1-9]\d*)(?:[.,]\d+)*|[.,]\d+)(?:[eE][-+]?\d+)?"
 _MONEY = r"€|\$|£|¥|EUR|USD|GBP|CHF|Fr\.?"
 _BASE = r"g|l|m|s|h|d|y|mol|osm|eq|IU|IE|U|Pa|bar|Hz|V|A|W|Wh|J|cal|N|K|B|bit|ohm|Ω"
@@ -39,12 +39,12 @@ def split_unit(cell: str) -> tuple[str, str] | None:
     >>> [split_unit(cell) for cell in ("12 mg", "37,2 °C", "85%", "€ 1,200", "12a", "007 B", "120/80 mmHg")]
     [('12', 'mg'), ('37,2', '°C'), ('85', '%'), ('1,200', '€'), None, None, None]
     """
-    if len(cell) > 2 * LONGEST:
+    if len(cell) > 2 * MAX_UNIT_LENGTH:
         return None
     if money := _BEFORE.fullmatch(cell):
         return money[2], money[1]
     found = _AFTER.fullmatch(cell)
-    if found is None or len(found[3]) > LONGEST:
+    if found is None or len(found[3]) > MAX_UNIT_LENGTH:
         return None
     unit = found[3]
     if not found[2] and (not _KNOWN.fullmatch(unit) or (len(unit) == 1 and unit.isalpha() and not _LETTER_ALONE.fullmatch(unit))):
@@ -81,7 +81,7 @@ def find_unit(words: Mapping[str, int], numbers: Collection[str]) -> str | None:
         units[same_unit(unit)] += n
     best, cells = units.most_common(1)[0]
     total, plain = sum(words.values()), sum(words[word] for word in numbers)
-    if 2 * cells < total or total - cells - plain > MOST_TEXT * total:
+    if 2 * cells < total or total - cells - plain > MAX_TEXT_SHARE * total:
         return None
     return max((unit for unit in spelled if same_unit(unit) == best), key=lambda unit: spelled[unit])
 

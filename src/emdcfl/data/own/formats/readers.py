@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     pcsv = arrow("csv")
 
-LARGEST = 1e30
+MAX_NUMBER = 1e30
 """Largest number of a table, either sign."""
 
 UNPACKED = 1 << 31
@@ -40,7 +40,7 @@ FRACTION = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:[.,]\d{3})+)([.,])\d+")
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 SWAPPED = str.maketrans(".,", ",.")
 
-LARGEST_BLOCK = 1 << 26
+MAX_BLOCK = 1 << 26
 """Bytes of a CSV that are parsed together."""
 
 PEEK = 1 << 18
@@ -230,11 +230,11 @@ def _read_csv(path: Path, cells: CellRules = AS_WRITTEN, *, threads: bool = True
     convert = pcsv.ConvertOptions(strings_can_be_null=True, decimal_point=decimal)
     # one block and one thread, if the file is not large: both cost time for every column, and there may be thousands
     size = path.stat().st_size
-    read = pcsv.ReadOptions(use_threads=threads and size > LARGEST_BLOCK, block_size=min(max(size, 1 << 20), LARGEST_BLOCK))
+    read = pcsv.ReadOptions(use_threads=threads and size > MAX_BLOCK, block_size=min(max(size, 1 << 20), MAX_BLOCK))
     table, how = pcsv.read_csv(path, read, parse, convert), {DECIMAL: decimal}
     if not _is_utf8(table):
         with path.open("rb") as file:
-            if OTHER_TEXT.search(file.read(LARGEST_BLOCK)):
+            if OTHER_TEXT.search(file.read(MAX_BLOCK)):
                 raise DataError(f"cannot read the table {path}: {NO_TEXT}")
         read.encoding = "cp1252"
         table, how[ENCODING] = pcsv.read_csv(path, read, parse, convert), WINDOWS
@@ -398,8 +398,8 @@ def _check_range(table: pa.Table, path: Path | str) -> None:
     for name, column in zip(table.column_names, table.columns, strict=True):
         if t.is_floating(column.type) or t.is_decimal(column.type):
             numbers = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
-            if (np.abs(numbers, where=np.isfinite(numbers), out=np.zeros(len(numbers))) > LARGEST).any():
-                raise DataError(f"{path}: column {name!r} holds a number beyond ±{LARGEST:g}; correct it, or leave the cell empty")
+            if (np.abs(numbers, where=np.isfinite(numbers), out=np.zeros(len(numbers))) > MAX_NUMBER).any():
+                raise DataError(f"{path}: column {name!r} holds a number beyond ±{MAX_NUMBER:g}; correct it, or leave the cell empty")
 
 
 def as_plain(table: pa.Table, path: Path | str) -> pa.Table:

@@ -14,11 +14,11 @@ from emdcfl.core.optional import pa, require
 
 UNPACKED = 1 << 28
 """Bytes that a workbook may unpack to: its cells take far more in memory."""
-MOST_ROWS, MOST_COLUMNS = 1 << 20, 1 << 14
+MAX_ROWS, MAX_COLUMNS = 1 << 20, 1 << 14
 """Of a sheet, as Excel has them."""
-MOST_CELLS = 1 << 28
+MAX_CELLS = 1 << 28
 """Of a sheet, empty ones counted: two cells in opposite corners would otherwise take many minutes."""
-MOST_TEXT = 1 << 29
+MAX_TEXT = 1 << 29
 """Characters of a sheet: a file holds a word once, however many cells have it."""
 HEAD = 20
 """Rows in which the names of columns are looked for."""
@@ -66,27 +66,27 @@ def _filled(book: Any, rows: int) -> list[Any]:
     """Return the sheets with a cell in their first rows."""
 
     def found(sheet: Any) -> bool:
-        return any(cell is not None for row in sheet.iter_rows(max_row=rows, max_col=MOST_COLUMNS, values_only=True) for cell in row)
+        return any(cell is not None for row in sheet.iter_rows(max_row=rows, max_col=MAX_COLUMNS, values_only=True) for cell in row)
 
     return [sheet for sheet in book.worksheets if found(sheet)]
 
 
 def _cells(sheet: Any, path: Path) -> tuple[list[Any], list[tuple[Any, ...]], int]:
     """Return names, rows and the number of the first row; titles above the names, one cell each, are passed over."""
-    head = [list(row) for row in sheet.iter_rows(max_row=HEAD, max_col=MOST_COLUMNS, values_only=True)]
+    head = [list(row) for row in sheet.iter_rows(max_row=HEAD, max_col=MAX_COLUMNS, values_only=True)]
     filled = [[i for i, cell in enumerate(row) if cell is not None] for row in head]
     top = next((i for i, cells in enumerate(filled) if len(cells) > 1), next(i for i, cells in enumerate(filled) if cells))
     width = max(cells[-1] for cells in filled[top:] if cells) + 1
-    rows = sheet.iter_rows(min_row=top + 2, max_row=MOST_ROWS, max_col=width, values_only=True)
+    rows = sheet.iter_rows(min_row=top + 2, max_row=MAX_ROWS, max_col=width, values_only=True)
     found, text = [], sum(map(_length, head))
-    for row in islice(rows, MOST_CELLS // width):
+    for row in islice(rows, MAX_CELLS // width):
         if any(cell is not None for cell in row):
             found.append(row)
             text += _length(row)
-            if text > MOST_TEXT:
-                raise DataError(f"{path}: has more than {MOST_TEXT} characters of text, repeated words counted; leave out rows or columns")
+            if text > MAX_TEXT:
+                raise DataError(f"{path}: has more than {MAX_TEXT} characters of text, repeated words counted; leave out rows or columns")
     if next(rows, None) is not None:
-        raise DataError(f"{path}: has more than {MOST_CELLS} cells, empty ones counted; delete what lies beside or below the table")
+        raise DataError(f"{path}: has more than {MAX_CELLS} cells, empty ones counted; delete what lies beside or below the table")
     return head[top][:width], found, top + 2
 
 
@@ -98,7 +98,7 @@ def _refuse_formulas(openpyxl: Any, path: Path, title: str, width: int, rows: Se
     """Refuse formulas that no program has computed: they would be read as missing."""
     book = openpyxl.load_workbook(path, read_only=True)
     try:
-        written = book[title].iter_rows(min_row=first, max_row=MOST_ROWS, max_col=width)
+        written = book[title].iter_rows(min_row=first, max_row=MAX_ROWS, max_col=width)
         filled = [(row[0].row if row else 0, row) for row in written if any(cell.value is not None for cell in row)]
         for (_, row), values in zip(filled, rows, strict=False):
             for cell, value in zip(row, values, strict=True):

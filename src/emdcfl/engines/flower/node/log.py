@@ -1,7 +1,7 @@
 """What a node was asked, what it released and what it refused: a log for its owner, kept at the node and bounded in size.
 
 One JSON object per line in ``state/log.jsonl``: ``time``, ``what`` (``released``, ``refused`` or ``failed``), ``text``, and for requests
-of a run ``run`` and ``round``. From ``MOST`` bytes on, the file becomes ``log.1.jsonl``, in place of the one before, whose entries are
+of a run ``run`` and ``round``. From ``MAX_BYTES`` bytes on, the file becomes ``log.1.jsonl``, in place of the one before, whose entries are
 counted in ``log.counts.json``: a server that has many requests refused hides no release.
 """
 
@@ -19,7 +19,7 @@ from emdcfl.core.files import locked, replace_text
 from emdcfl.core.replies import brief
 from emdcfl.engines.flower.connected import SURVEY
 
-MOST = 1 << 20
+MAX_BYTES = 1 << 20
 FILES = ("log.1.jsonl", "log.jsonl")
 """Older, newer."""
 COUNTS = "log.counts.json"
@@ -37,7 +37,7 @@ def note(state: Path, kind: str, request: Any, answer: Mapping[str, Any], *, ref
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     older, newer = (state / name for name in FILES)
     with locked(newer):  # messages may be separate processes
-        if newer.exists() and newer.stat().st_size > MOST:
+        if newer.exists() and newer.stat().st_size > MAX_BYTES:
             replace_text(state / COUNTS, json.dumps(_counted([*counts(state), *_entries(older)])))
             newer.replace(older)
         with newer.open("a", encoding="utf-8") as file:

@@ -31,18 +31,18 @@ ALWAYS = ("describe", "train", "test")
 PUBLISHED = (None, "imagenet")
 """Initial weights that do not name a file of the node."""
 
-LONGEST_LIST, LARGEST_NUMBER = 256, 2**20
+MAX_LIST_LENGTH, MAX_INTEGER = 256, 2**20
 """Of a network's options: what a request may say before the network is counted."""
 
-MOST_COLUMNS = 2**16
+MAX_COLUMNS = 2**16
 """Of an encoded table."""
 
-LEAST_CALIBRATED = 12
+MIN_CALIBRATED = 12
 """Samples at which a tolerance is calibrated, at least; what a partner offers has as many."""
 
-MOST_THREADS = 64
-MOST_SIZES = 1024
-LONGEST_NAME = 256
+MAX_THREADS = 64
+MAX_SIZES = 1024
+MAX_NAME_LENGTH = 256
 """Of a request: threads, sample sizes at which distances are calibrated, characters of the run's name."""
 
 
@@ -148,8 +148,8 @@ class Policy:
         if task in ("test", "personalize"):
             self._check_count(inputs["models"], "models_at_once")
             _check_shares(inputs["weights"])
-        if len(inputs.get("sizes", ())) > MOST_SIZES:
-            raise PolicyError(f"this node calibrates at most {MOST_SIZES} sample sizes in a request, got {len(inputs['sizes'])}")
+        if len(inputs.get("sizes", ())) > MAX_SIZES:
+            raise PolicyError(f"this node calibrates at most {MAX_SIZES} sample sizes in a request, got {len(inputs['sizes'])}")
         if "sizes" in inputs and "settings" in inputs and inputs["settings"].get("calibrated") is not False:  # labels have a say in these
             _check_sizes(inputs["sizes"])
         if "settings" in inputs:
@@ -227,13 +227,13 @@ class Policy:
                 raise PolicyError(f"expected gaps of column {column['name']!r} as true or false; check the server")
             if "words" in column and len(column["words"]) > MAX_WORDS:  # a survey lists no more; every row has a number for each
                 raise PolicyError(f"this node encodes a column in at most {MAX_WORDS} words, got {len(column['words'])}")
-        if _width(encoding["columns"]) > MOST_COLUMNS:
-            raise PolicyError(f"this node encodes a table in at most {MOST_COLUMNS} columns, got {_width(encoding['columns'])}")
+        if _width(encoding["columns"]) > MAX_COLUMNS:
+            raise PolicyError(f"this node encodes a table in at most {MAX_COLUMNS} columns, got {_width(encoding['columns'])}")
 
     def _check_preprocess(self, preprocess: Mapping[str, Any], encoding: Mapping[str, Any] | None) -> None:
         values = [*preprocess["mean"], *preprocess["std"], preprocess["scale"]]
         size = preprocess["size"]
-        if len(values) > 2 * MOST_COLUMNS or not all(math.isfinite(v) for v in values) or not all(v > 0 for v in preprocess["std"]):
+        if len(values) > 2 * MAX_COLUMNS or not all(math.isfinite(v) for v in values) or not all(v > 0 for v in preprocess["std"]):
             raise PolicyError("expected preprocessing with finite mean and scale, and spread above 0; check the server")
         if size is not None and not (type(size) is int and 0 < size <= self.image_size):
             raise _refusal(f"images resized to {size!r}", "image_size", [f"at most {self.image_size}"])
@@ -320,9 +320,9 @@ def _check_sizes(sizes: Sequence[Any]) -> None:
     apart = all(type(size) is int for size in sizes) and all(
         b * b >= 2 * a * a for a, b in pairwise(sizes)
     )  # as validation_sizes makes them
-    if not apart or min(sizes, default=LEAST_CALIBRATED) < LEAST_CALIBRATED:
+    if not apart or min(sizes, default=MIN_CALIBRATED) < MIN_CALIBRATED:
         raise PolicyError(
-            f"this node calibrates tolerances at {LEAST_CALIBRATED} samples or more, and at sizes at least √2 apart, got "
+            f"this node calibrates tolerances at {MIN_CALIBRATED} samples or more, and at sizes at least √2 apart, got "
             f"{brief(str(sizes), 40)}; a run with smaller sites may set method.tolerance to a number"
         )
 
@@ -330,10 +330,10 @@ def _check_sizes(sizes: Sequence[Any]) -> None:
 def _check_job(job: Mapping[str, Any]) -> None:
     """Refuse a job whose numbers would cost the node more than the work itself."""
     threads, run, seed = job["threads"], job["run"], job["seed"]
-    if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
-        raise PolicyError(f"this node computes with 1 to {MOST_THREADS} threads, got {threads!r}")
-    if not isinstance(run, str) or len(run) > LONGEST_NAME:
-        raise PolicyError(f"expected the run's name as text of at most {LONGEST_NAME} characters; check the server")
+    if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
+        raise PolicyError(f"this node computes with 1 to {MAX_THREADS} threads, got {threads!r}")
+    if not isinstance(run, str) or len(run) > MAX_NAME_LENGTH:
+        raise PolicyError(f"expected the run's name as text of at most {MAX_NAME_LENGTH} characters; check the server")
     if type(seed) is not int:
         raise PolicyError(f"expected the run's seed as a whole number, got {brief(repr(seed), 40)}; check the server")
 
@@ -347,10 +347,10 @@ def _parameters(recipe: ModelRecipe) -> int:
     """How many numbers a network has, counted without memory for them; options that say something absurd are refused first."""
     for name, value in recipe.options.items():
         for item in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
-            if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
-                raise PolicyError(f"expected options of the model up to {LARGEST_NUMBER}, got {name} = {item}; check the server")
-        if isinstance(value, Sequence) and len(value) > LONGEST_LIST:
-            raise PolicyError(f"expected lists of at most {LONGEST_LIST} in a model's options, got {len(value)} in {name}")
+            if isinstance(item, int) and abs(item) > MAX_INTEGER:
+                raise PolicyError(f"expected options of the model up to {MAX_INTEGER}, got {name} = {item}; check the server")
+        if isinstance(value, Sequence) and len(value) > MAX_LIST_LENGTH:
+            raise PolicyError(f"expected lists of at most {MAX_LIST_LENGTH} in a model's options, got {len(value)} in {name}")
     bare = {"weights": None} if "weights" in inspect.signature(recipe.builder_function()).parameters else {}
     with torch.device("meta"):
         module = ModelRecipe(recipe.name, {**recipe.options, **bare})()

@@ -32,7 +32,7 @@ Answer = Callable[[Any, Any], dict[str, Any]]  # from the node and the decoded r
 Logged = Literal["all", "failures", "nothing"]
 
 
-MOST_ALONG = 8
+MAX_ALONG = 8
 """Tasks that may come along with another one, or with the greeting."""
 
 
@@ -54,8 +54,8 @@ def _along(node: Node, request: Any, client: str) -> dict[str, Any]:
     asked = request.get(ALONG)
     if asked is None:
         return {}
-    if not isinstance(asked, list) or len(asked) > MOST_ALONG or not all(isinstance(one, dict) for one in asked):
-        raise ClientError(f"expected at most {MOST_ALONG} tasks that come along with a request, got something else; check the server")
+    if not isinstance(asked, list) or len(asked) > MAX_ALONG or not all(isinstance(one, dict) for one in asked):
+        raise ClientError(f"expected at most {MAX_ALONG} tasks that come along with a request, got something else; check the server")
     shared = {"client": client, "job": request["job"]}
     return {ALONG: [_answered(node, perform, brief(str(one.get("task")), 40), {**one, **shared}) for one in asked]}
 

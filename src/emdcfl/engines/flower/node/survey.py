@@ -24,7 +24,7 @@ from emdcfl.engines.flower.node.policy import Policy, PolicyError
 DESCRIBE, MEASURE = "describe", "measure"
 """The two questions of the survey."""
 
-LEAST_VALUES = 5
+MIN_VALUES = 5
 """Numbers of a column below which its mean and spread are not told."""
 
 Answer = dict[str, Any]
@@ -108,5 +108,5 @@ def _measure_table(label: str, train: Part, request: Mapping[str, Any], policy: 
 
 def _of_several(moments: Moments) -> Moments:
     """Moments as they are, or as if no value were present where there are so few that they would tell single ones."""
-    few = moments.count < LEAST_VALUES
+    few = moments.count < MIN_VALUES
     return Moments(0, 0.0, 0.0, moments.count + moments.missing) if few else moments

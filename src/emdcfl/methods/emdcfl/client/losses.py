@@ -16,7 +16,7 @@ from emdcfl.core.tasks import Score
 LOSS_CUT = 6.0
 """Largest loss of a sample that counts in ``loss_moments``, in nats."""
 
-SMALLEST_VOTE = 4
+MIN_VOTE = 4
 """Validation samples below which the spread of losses is not known."""
 
 MOMENTS = {
@@ -24,7 +24,7 @@ MOMENTS = {
     "covariance": Field(torch.float64, (None, None)),
     "accuracy": Field(torch.float64, (None,), low=0.0, high=1.0),
     "accuracy_covariance": Field(torch.float64, (None, None)),
-    "n": Field(int, low=SMALLEST_VOTE, high="max_n"),
+    "n": Field(int, low=MIN_VOTE, high="max_n"),
 }
 
 
@@ -32,8 +32,8 @@ MOMENTS = {
 def loss_moments(client: Client, *, models: Sequence[Tensor]) -> Stages:
     """Return validation losses under L states, cut at ``LOSS_CUT``, and accuracies: means, and the covariances of sums over the samples."""
     m = len(client.site.val)
-    if m < SMALLEST_VOTE:
-        raise ClientError(f"client {client.name!r} has {m} validation samples, and {SMALLEST_VOTE} are needed to say how losses vary")
+    if m < MIN_VOTE:
+        raise ClientError(f"client {client.name!r} has {m} validation samples, and {MIN_VOTE} are needed to say how losses vary")
     (scored,) = yield [Score(models, "val")]
     losses = scored["losses"].double().nan_to_num(nan=LOSS_CUT).clamp(0.0, LOSS_CUT)
     return moments_of(losses, scored["correct"].double())

@@ -9,7 +9,7 @@ samples of each class happened to be drawn. It learns the counts; the server doe
 noise: ``transport.calibration``.
 
 A partner that has too few samples of some class for one block *offers* the counts that both have, :math:`\min(m_k, n_k)`, sealed for the
-row client, which then computes τ at these counts. With fewer than ``LEAST_COMMON`` samples in common the two are not comparable.
+row client, which then computes τ at these counts. With fewer than ``MIN_COMMON`` samples in common the two are not comparable.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from emdcfl.core.client import Client
 from emdcfl.core.errors import ClientError
 from emdcfl.core.keys import digest
 
-MOST_CLASSES = 2**16
+MAX_CLASSES = 2**16
 
-LEAST_COMMON = 12
+MIN_COMMON = 12
 """Fewest samples in common that are offered, or that a row client computes τ with; the tolerance may need more."""
 
 Array = np.ndarray[Any, Any]
@@ -95,7 +95,7 @@ def _numbers(message: bytes) -> Array:
 def unpacked_counts(message: bytes, sizes: int) -> Array:
     """Return the (sizes, classes) counts that a partner packed, or refuse a message that holds none."""
     values = _numbers(message)
-    if not values.size or not 0 < values[0] <= MOST_CLASSES or values.size != 1 + sizes * values[0]:
+    if not values.size or not 0 < values[0] <= MAX_CLASSES or values.size != 1 + sizes * values[0]:
         raise ClientError(f"expected class counts for {sizes} sample sizes beside the seed, got {len(message)} bytes")
     return np.asarray(values[1:].reshape(sizes, -1))
 
@@ -158,7 +158,7 @@ def shown_to(partner: str, counts: Array, matching: Matching, own: Pools) -> tup
 
 def packed_offer(counts: Array) -> bytes:
     """Class counts in common, four bytes each; none where they are too few to compare."""
-    return np.asarray(counts).astype("<u4").tobytes() if counts.sum() >= LEAST_COMMON else b""
+    return np.asarray(counts).astype("<u4").tobytes() if counts.sum() >= MIN_COMMON else b""
 
 
 def offered(message: bytes, labels: Array) -> Tensor:
@@ -168,7 +168,7 @@ def offered(message: bytes, labels: Array) -> Tensor:
     """
     counts = _numbers(message)
     own = np.bincount(labels, minlength=len(counts))
-    if len(own) != len(counts) or (counts > own).any() or counts.sum() < LEAST_COMMON:
-        raise ClientError(f"expected class counts in common of at least {LEAST_COMMON} samples, got {len(message)} bytes that are none")
+    if len(own) != len(counts) or (counts > own).any() or counts.sum() < MIN_COMMON:
+        raise ClientError(f"expected class counts in common of at least {MIN_COMMON} samples, got {len(message)} bytes that are none")
     kept = [np.flatnonzero(labels == k)[:count] for k, count in enumerate(counts)]
     return torch.from_numpy(np.sort(np.concatenate(kept)))

@@ -35,14 +35,14 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
-from emdcfl.core.errors import LONGEST, ClientError
+from emdcfl.core.errors import MAX_MESSAGE, ClientError
 from emdcfl.core.keys import digest
 from emdcfl.core.replies import brief
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import Embed
 from emdcfl.methods.emdcfl.client.projecting import Side, box_for, matrix, own_seed, projecting_secret, released, seed_of_pair
 from emdcfl.methods.emdcfl.client.sampling import (
-    LEAST_COMMON,
+    MIN_COMMON,
     Matching,
     all_labels,
     column,
@@ -76,7 +76,7 @@ REFERENCE = {
     "within": Field(torch.float64, ("sizes",), low=0.0, each=True, optional=True, blamed=False),
     "freedom": Field(torch.int64, ("sizes",), low=0, each=True, optional=True),
     "boxes": Field(bytes, each=True),
-    "refused": Field(str, high=LONGEST, each=True),
+    "refused": Field(str, high=MAX_MESSAGE, each=True),
 }
 
 
@@ -156,12 +156,12 @@ def _sides(
 
 
 RECALIBRATED = {
-    "size": Field(int, low=LEAST_COMMON, each=True),
+    "size": Field(int, low=MIN_COMMON, each=True),
     "tau": Field(float, low=-1e-6, each=True, blamed=False),
     "variance": Field(float, low=0.0, each=True, blamed=False),
     "within": Field(float, low=0.0, each=True, blamed=False),
     "freedom": Field(int, low=0, each=True),
-    "refused": Field(str, high=LONGEST, each=True),
+    "refused": Field(str, high=MAX_MESSAGE, each=True),
 }
 
 
@@ -217,7 +217,7 @@ PROJECTED = {
     "labels": Field(torch.int64, (None,), low=0, optional=True),
     "matched": Field(int, low=0, each=True, optional=True),
     "offers": Field(bytes, each=True, optional=True),
-    "refused": Field(str, high=LONGEST, each=True),
+    "refused": Field(str, high=MAX_MESSAGE, each=True),
 }
 
 
@@ -307,7 +307,7 @@ def _where_possible(client: Client, names: Iterable[str], make: Callable[[str], 
     refused: dict[str, str] = {}
     for name in names:
         if name in client.distrusted:
-            refused[name] = brief(DISTRUSTED + client.distrusted[name], LONGEST)
+            refused[name] = brief(DISTRUSTED + client.distrusted[name], MAX_MESSAGE)
             continue
         try:
             made[name] = make(name)
