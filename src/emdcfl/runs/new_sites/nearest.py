@@ -38,6 +38,9 @@ UNSURE, SURE = 2.0, 0.05
 """A model doubts a site if its predictions there have so many times the entropy of those for its members' unseen data. Entropies (in nats)
 below the second number count as that: such models are sure of everything they know."""
 
+TOLD = 0.2
+"""Mean entropy (in nats) below which entropies count in units of this: models that are sure of everything may be sure and wrong."""
+
 TEMPERATURE, MIN_WEIGHT = 0.25, 0.01
 """A group has e times less weight than one as large whose misfit is smaller by the first number; below the second, it has none."""
 
@@ -96,7 +99,7 @@ def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[
     with :math:`Z_c` the embedded train samples of a member; the second term is what the member's own unseen data cost, nothing where it
     has no validation data. :math:`H_k(c')` is the mean entropy of the model's predictions: models are surer of data like those they were
     trained on. The misfit is :math:`d_k / \bar W + H_k / \bar H`, each in units of its mean over clusters (of :math:`W_1` for the first,
-    as d may be near zero). The site is served by a mixture of the models' predictions, with weights
+    as d may be near zero; at least ``TOLD`` for the second). The site is served by a mixture of the models' predictions, with weights
 
     .. math:: \pi_k \propto |S_k| \exp(-\mathrm{misfit}_k / T)
 
@@ -125,7 +128,8 @@ def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[
 def relative(values: Mapping[int, tuple[float, float, float, float]], sizes: Mapping[int, int]) -> dict[int, ClusterFit]:
     if not values:
         return {}
-    w, _, h, _ = (max(float(mean), 1e-12) for mean in np.mean(list(values.values()), axis=0))
+    w, _, h, _ = np.mean(list(values.values()), axis=0)
+    w, h = max(float(w), 1e-12), max(float(h), TOLD)
     misfit = {k: d / w + entropy / h for k, (_, d, entropy, _) in values.items()}
     weight = _weights(misfit, sizes)
     return {k: ClusterFit(d, entropy, misfit[k], unsure, weight[k]) for k, (_, d, entropy, unsure) in values.items()}
