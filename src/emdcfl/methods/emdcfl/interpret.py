@@ -122,7 +122,7 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
     """Interpret clusters that validation losses decided: what the splits gain, and what one more would."""
     tops = [s for s in splits if not any(s["round"] == t["round"] and set(s["members"]) < set(t["members"]) for t in splits)]
     sentences = [
-        f"round {s['round']}: {_instead(s['cells'])} instead of one for {names(s['members'])} gain {_gain(s)}" for s in tops if s["pays"]
+        f"round {s['round']}: {_instead(s['cells'])} instead of one for {names(s['members'])} give {_gain(s)}" for s in tops if s["pays"]
     ]
     if not sentences:
         best = max(tops, key=lambda s: float(s["gain"]), default=None)
@@ -149,7 +149,7 @@ def _instead(cells: Sequence[Sequence[str]]) -> str:
 
 def _gain(split: Mapping[str, Any]) -> str:
     if split["points"] == split["points_error"] == 0:  # numbers are predicted, or no answer changed
-        return f"{-split['gain']:+.2g} ± {2 * split['error']:.1g} in validation loss"
+        return f"a validation loss {'lower' if split['gain'] > 0 else 'higher'} by {abs(split['gain']):.2g} ± {2 * split['error']:.1g}"
     points = f"{split['points']:+.1f} ± {2 * split['points_error']:.1f} points on validation data"
     return f"{points} (loss {-split['gain']:+.2g} ± {2 * split['error']:.1g})"
 

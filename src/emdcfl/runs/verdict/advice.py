@@ -218,7 +218,7 @@ def what_to_do(summary: Summary) -> str:
     if summary.get("clusters") is None:
         return f"Train with {summary['method']}{tuned}"
     if k == 1:
-        return f"Train all {plural(n, 'site')} together{tuned}"
+        return f"Train {'both' if n == 2 else f'all {n}'} sites together{tuned}"
     return f"Train every site alone{tuned}" if k == n else f"Train in these {k} groups{tuned}"
 
 
