@@ -159,6 +159,17 @@ def test_where_groups_are_undecided_no_training_is_recommended_that_another_clea
     assert simplest is not None and simplest.headline.startswith("Undecided, for now train one model for all: ")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"), [(-0.01, "now train one model for all: "), (0.01, "now train all 6 sites together, fine-tuned at home")]
+)
+def test_where_fine_tuning_one_model_is_undecided_its_own_test_decides(change: float, words: str) -> None:
+    one = (0.95, 0.83, 0.89, 0.92, 0.86, 0.89)
+    tuned = tuple(p + change + step for p, step in zip(one, (0.04, -0.04) * 3, strict=True))
+    run = {**summary(one, ONE, 60), "personalized": {"accuracy": summary(tuned, n=60)["accuracy"], "kept": list(SITES)}}
+    found = advice(run, {"fedavg": summary(one, n=60)})
+    assert found is not None and found.choice == "undecided" and words in found.headline
+
+
 def test_groups_by_benefit_are_called_what_was_tested() -> None:
     """Distances may show nothing where a split pays."""
     split = {"round": 1, "pays": True, "members": SITES, "points": 12.34}

@@ -254,7 +254,7 @@ def _called(summary: Summary, choice: str = "this run") -> str:
 def _undecided(summary: Summary, found: Mapping[str, Interval], baselines: Mapping[str, Summary]) -> str:
     """Say what to do where no difference to this run can be seen: the simplest, or what is clearly better than that; and why."""
     simplest = what_to_do(summary)
-    if summary["k"] != 1 and "fedavg" in found:
+    if "fedavg" in found and (summary["k"] != 1 or found["fedavg"].mean < 0):  # of one group, it is without fine-tuning
         simplest, one = _train("fedavg"), scores_of_sites(baselines["fedavg"])
         others = {name: difference(scores_of_sites(baselines[name]), one) for name in BASELINES.keys() & baselines.keys()}
         if better := {name: gain for name, gain in others.items() if gain is not None and gain.sign == 1}:
