@@ -14,7 +14,7 @@ import pytest
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import check_folder
-from emdcfl.data.own.formats import readers
+from emdcfl.data.own.formats import parquet
 from emdcfl.data.own.formats.client_tables import label_column
 from emdcfl.data.own.formats.readers import read_file
 from emdcfl.data.own.tables import Numeric, TableEncoding, column_kinds, pool, summarise
@@ -50,8 +50,8 @@ def test_time_grows_with_the_columns_and_not_with_their_square(tmp_path: Path) -
 @pytest.mark.slow
 def test_columns_of_bytes_are_converted_together(tmp_path: Path) -> None:
     tables = {n: pa.table({f"c{i}": pa.array([b"x"]) for i in range(n)}) for n in (1000, 4000)}
-    assert readers.as_plain(tables[1000], tmp_path).schema.field("c999").type == pa.string()
-    taken = {n: cost(lambda table=table: readers.as_plain(table, tmp_path)) for n, table in tables.items()}  # type: ignore[misc]
+    assert parquet.as_plain(tables[1000], tmp_path).schema.field("c999").type == pa.string()
+    taken = {n: cost(lambda table=table: parquet.as_plain(table, tmp_path)) for n, table in tables.items()}  # type: ignore[misc]
     assert taken[4000] / taken[1000] < 8
 
 
@@ -146,7 +146,7 @@ def test_a_parquet_file_that_unpacks_to_much_more_is_refused_before_it_does(
     table, typed = BOMBS[what]
     pq.write_table(table, tmp_path / "site.parquet", store_schema=typed)
     assert (tmp_path / "site.parquet").stat().st_size < 1 << 19
-    monkeypatch.setattr(readers, "UNPACKED", 1 << 22)  # a small limit, so that a small file exceeds it
+    monkeypatch.setattr(parquet, "UNPACKED", 1 << 22)  # a small limit, so that a small file exceeds it
     usual = pa.default_memory_pool()
     counted = pa.proxy_memory_pool(usual)
     COUNTED.append(counted)

@@ -19,8 +19,9 @@ from emdcfl.data.own.arrays import named_clients, with_truth
 from emdcfl.data.own.cleaning import CLEANING, Cleaning
 from emdcfl.data.own.folder import FolderOptions, checked_scenario, clean_reading
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES, client_samples, shared_table
+from emdcfl.data.own.formats.parquet import as_plain
 from emdcfl.data.own.formats.quantities import common_units
-from emdcfl.data.own.formats.readers import as_plain, with_dates, without_marks
+from emdcfl.data.own.formats.readers import with_dates, without_marks
 from emdcfl.data.own.notes import Note
 from emdcfl.data.own.parts import MIXED, Part, Raw
 from emdcfl.data.own.site import encode_rows, new_site

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections import Counter
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emdcfl.core.errors import DataError
-from emdcfl.core.optional import arrow, pa, pc, pq
+from emdcfl.core.optional import arrow, pa, pc
 from emdcfl.data.own.formats.dates import as_dates
 from emdcfl.data.own.formats.layout import EXCEL_SUFFIXES
+from emdcfl.data.own.formats.parquet import CATEGORIES, read_parquet
 from emdcfl.data.own.formats.quantities import find_unit, is_money, split_unit, without_unit
 from emdcfl.data.own.formats.spreadsheet import read_workbook
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, text_values
@@ -27,9 +27,6 @@ else:
 
 MAX_NUMBER = 1e30
 """Largest number of a table, either sign."""
-
-UNPACKED = 1 << 31
-"""Bytes that a Parquet file may unpack to."""
 
 GAPS = frozenset({"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "#n/a"})
 """What people write into a cell of numbers that has none, in small letters."""
@@ -63,9 +60,8 @@ WINDOWS = "Windows-1252"
 NO_TEXT = f"it is neither UTF-8 nor {WINDOWS} text; save it as UTF-8 (Excel: CSV UTF-8)"
 OTHER_TEXT = re.compile(rb"[A-Za-z]([\x82\x84\x87-\x89\x8b\x93\x94\xa3\xb9\xbc\xbe\xbf]|(?<!m)\xb3)[A-Za-z]")
 """Bytes that are letters in DOS or Windows-1250, and in Windows-1252 marks that do not stand inside a word; m³a is a unit."""
-DECIMAL, ENCODING, CODES, CATEGORIES = "decimal", "encoding", "codes", "categories"
-"""How a file is written, kept with its table: its decimal point, its encoding if not UTF-8, columns of numbers with a 0 ahead, and columns
-that pandas or Arrow calls categories."""
+DECIMAL, ENCODING, CODES = "decimal", "encoding", "codes"
+"""How a file is written, kept with its table: its decimal point, its encoding if not UTF-8, and columns of numbers with a 0 ahead."""
 CODE = re.compile(r"[-+]?0\d+")
 
 HEAD = 1000
@@ -80,7 +76,7 @@ def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
             how = {DECIMAL: _decimal_of(table)}
             table = _with_gaps(table, cells, how[DECIMAL])
         elif path.suffix.lower() == ".parquet":
-            table = _read_parquet(path)
+            table = read_parquet(path)
             how = {DECIMAL: _decimal_of(table), CATEGORIES: json.dumps(_categories_of(table))}
             table = without_marks(table, cells.missing)
         else:
@@ -158,51 +154,6 @@ def _decimal_of(table: pa.Table) -> str:
     """Return the decimal point of the text in a table that is no text file: a comma where a cell tells."""
     texts = [column for column in table.columns if pa.types.is_string(column.type) or pa.types.is_large_string(column.type)]
     return _decimal_point([str(word).strip() for column in texts for word in pc.unique(column.slice(0, HEAD)).to_pylist() if word], ",")
-
-
-def _read_parquet(path: Path) -> pa.Table:
-    """Read a Parquet file whose footer names no more than ``UNPACKED``; text is read by its dictionary, so that a word counts once."""
-    footer = pq.read_metadata(path)
-    columns = range(footer.num_columns)
-    chunks = [footer.row_group(g).column(i) for g in range(footer.num_row_groups) for i in columns]
-    widths = [max(8, footer.schema.column(i).length) for i in columns] * footer.num_row_groups
-    size = sum(chunk.num_values * width for chunk, width in zip(chunks, widths, strict=True))
-    _check_size(path, max(size, footer.num_rows * 8, sum(chunk.total_uncompressed_size for chunk in chunks)))
-    schema = pq.read_schema(path)
-    words = [field.name for field in schema if _is_text(field.type)]
-    leaves = [footer.schema.column(i) for i in columns]
-    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.logical_type.type != "DECIMAL"]
-    bare = "arrow_extensions_enabled"  # JSON would have no dictionary; versions without this read it as text
-    known = {bare: False} if bare in inspect.signature(pq.ParquetFile).parameters else {}
-    with pq.ParquetFile(path, read_dictionary=texts, **known) as file:
-        table = file.read()
-    plain = pa.schema([schema.field(i) if field.name in words else field for i, field in enumerate(table.schema)])
-    _check_size(path, sum(_text_size(chunk) for column in table.columns for chunk in column.chunks))
-    table = table.cast(plain)
-    cells = [pc.if_else(pc.is_nan(c), pa.scalar(None, c.type), c) if pa.types.is_floating(c.type) else c for c in table.columns]
-    return as_plain(pa.table(cells, schema=plain.remove_metadata()), path)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-
-
-def _text_size(column: pa.Array) -> int:
-    """Bytes of a column of words, or of lists or records of words, once each row holds its own; 0 for other columns."""
-    if isinstance(column, pa.MapArray):
-        return _text_size(column.keys) + _text_size(column.items)
-    if pa.types.is_nested(column.type):
-        inside = column.flatten()
-        return sum(map(_text_size, inside)) if isinstance(column, pa.StructArray) else _text_size(inside)
-    if not isinstance(column, pa.DictionaryArray) or not _is_text(column.dictionary.type):
-        return 0
-    lengths = pc.cast(pc.fill_null(pc.binary_length(column.dictionary), 0), pa.int64())
-    return pc.sum(pc.take(lengths, column.indices)).as_py() or 0
-
-
-def _check_size(path: Path, size: int) -> None:
-    if size > UNPACKED:
-        raise DataError(f"{path}: unpacks to {size / 2**30:.1f} GB, at most {UNPACKED / 2**30:g} are read; leave out rows or columns")
 
 
 def like_data(table: pa.Table) -> int:
@@ -400,24 +351,3 @@ def _check_range(table: pa.Table, path: Path | str) -> None:
             numbers = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
             if (np.abs(numbers, where=np.isfinite(numbers), out=np.zeros(len(numbers))) > MAX_NUMBER).any():
                 raise DataError(f"{path}: column {name!r} holds a number beyond ±{MAX_NUMBER:g}; correct it, or leave the cell empty")
-
-
-def as_plain(table: pa.Table, path: Path | str) -> pa.Table:
-    """Columns of bytes, which Parquet files of some writers have, of lists or records, and of pandas' categories of text as text."""
-    t = pa.types
-    columns, categories = [], []
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if t.is_dictionary(column.type) and _is_text(column.type.value_type):
-            column = column.cast(column.type.value_type)
-            categories.append(name)
-        if t.is_string_view(column.type) or t.is_binary_view(column.type):  # few of Arrow's functions know them
-            column = column.cast(pa.large_string() if t.is_string_view(column.type) else pa.large_binary())
-        if t.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
-            column = pa.chunked_array([pa.array([None if cell is None else str(cell) for cell in column.to_pylist()], pa.string())])
-        if t.is_binary(column.type) or t.is_large_binary(column.type) or t.is_fixed_size_binary(column.type):
-            try:
-                column = pc.cast(pc.cast(column, pa.binary()), pa.string())
-            except pa.ArrowException as error:
-                raise DataError(f"{path}: column {name!r} holds bytes that are not UTF-8 text; save the file as UTF-8") from error
-        columns.append(column)
-    return pa.table(columns, names=table.column_names).replace_schema_metadata({CATEGORIES: json.dumps(categories)}) if columns else table
