@@ -7,7 +7,7 @@ from tests.methods.toy import TRAINING, accuracies, federation, run, toy
 
 from emdcfl.core.params import average
 from emdcfl.methods import make
-from emdcfl.methods.fedsoft import batch_votes, smooth
+from emdcfl.methods.shared.votes import batch_votes, smooth
 
 
 def test_votes_are_smoothed_where_there_are_none():
