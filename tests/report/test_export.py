@@ -64,8 +64,8 @@ def test_the_card_has_the_words_and_numbers_of_the_report(tmp_path: Path) -> Non
 def test_a_card_names_no_folders_above_the_data(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     context = run_context(read_run(folder))
-    context["config"]["scenario"] = {"name": "folder", "path": str(Path("/home/anna/study"))}
-    context["notes"] = [f"{Path('/home/anna/study')}: sites that take no part: b", f"client 'c' ({Path('/home/anna/study/c.csv')}): empty"]
+    context["config"]["scenario"] = {"name": "folder", "path": str(Path("/srv/anna/study"))}
+    context["notes"] = [f"{Path('/srv/anna/study')}: sites that take no part: b", f"client 'c' ({Path('/srv/anna/study/c.csv')}): empty"]
     text = card(folder, context)
     assert "anna" not in text and "study: sites that take no part" in text and "study/c.csv" in text
 

@@ -64,7 +64,7 @@ def run(
         typer.Option(
             "--baselines/--no-baselines",
             help="Also train one model for all and every site alone, to compare.",
-            show_default="yes; as the run began with --resume",
+            show_default="yes; with --resume, as the run began",
             rich_help_panel=PANEL,
         ),
     ] = None,

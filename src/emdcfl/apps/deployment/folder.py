@@ -242,7 +242,7 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if not re.fullmatch(r"\w[\w.-]*", name):  # '..' would be another folder
             raise ConfigError(
-                f"client name {name!r} cannot name a node: use letters, digits, '.', '-' and '_' only, the first a letter or digit"
+                f"client name {name!r} cannot name a node: use letters, digits, '_', '.' and '-' only, the last two not at its beginning"
             )
 
 

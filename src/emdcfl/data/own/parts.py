@@ -34,6 +34,8 @@ FEW = 20
 MIXED = "all"
 MAX_CLIENTS = 40
 """Clients that an error lists."""
+APART = "leave it out (--leave-out), or place it in a finished run without its labels (emdcfl place RUN FILE --unlabelled)"
+"""What can be done with a site that cannot train."""
 SPLITS = ("train", "val", "test")
 
 Text = NDArray[np.str_]
@@ -125,10 +127,7 @@ def divide(raw: Raw, seed: int) -> dict[str, Part]:
     rng = keys.generator(seed, raw.name, 0, "split")
     total = raw.total
     if total < MIN_SAMPLES:
-        raise DataError(
-            f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed; add some, leave it "
-            "out (--leave-out), or place it in a finished run without its labels (emdcfl place RUN FILE --unlabelled)"
-        )
+        raise DataError(f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed; add some, {APART}")
     given = {name: part for name, part in raw.parts.items() if len(part)}
     if MIXED in given and SPLIT in given[MIXED].by:
         words = given[MIXED].by[SPLIT]
@@ -139,10 +138,7 @@ def divide(raw: Raw, seed: int) -> dict[str, Part]:
     else:
         if "train" not in given:
             only = f", only {' and '.join(f'{len(given[name])} of {name}' for name in SPLITS if name in given)}"
-            raise DataError(
-                f"client {raw.name!r} ({raw.origin}) has no training samples{only}; call some of them train, or leave it out "
-                "(run --leave-out): a site can join a run later (emdcfl place RUN FILE --unlabelled)"
-            )
+            raise DataError(f"client {raw.name!r} ({raw.origin}) has no training samples{only}; give it some, {APART}")
         found = dict(given)
         for name, fraction in (("test", FRACTIONS[2]), ("val", FRACTIONS[1] / (FRACTIONS[0] + FRACTIONS[1]))):
             if name not in found:

@@ -25,7 +25,7 @@ def read_parquet(path: Path) -> pa.Table:
     size = sum(chunk.num_values * width for chunk, width in zip(chunks, widths, strict=True))
     _check_size(path, max(size, footer.num_rows * 8, sum(chunk.total_uncompressed_size for chunk in chunks)))
     schema = pq.read_schema(path)
-    words = [field.name for field in schema if _is_text(field.type)]
+    words = [field.name for field in schema if _is_text_or_bytes(field.type)]
     leaves = [footer.schema.column(i) for i in columns]
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.logical_type.type != "DECIMAL"]
     bare = "arrow_extensions_enabled"  # JSON would have no dictionary; versions without this read it as text
@@ -39,7 +39,7 @@ def read_parquet(path: Path) -> pa.Table:
     return as_plain(pa.table(cells, schema=plain.remove_metadata()), path)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def _is_text_or_bytes(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
@@ -50,7 +50,7 @@ def _text_size(column: pa.Array) -> int:
     if pa.types.is_nested(column.type):
         inside = column.flatten()
         return sum(map(_text_size, inside)) if isinstance(column, pa.StructArray) else _text_size(inside)
-    if not isinstance(column, pa.DictionaryArray) or not _is_text(column.dictionary.type):
+    if not isinstance(column, pa.DictionaryArray) or not _is_text_or_bytes(column.dictionary.type):
         return 0
     lengths = pc.cast(pc.fill_null(pc.binary_length(column.dictionary), 0), pa.int64())
     return pc.sum(pc.take(lengths, column.indices)).as_py() or 0
@@ -66,7 +66,7 @@ def as_plain(table: pa.Table, path: Path | str) -> pa.Table:
     t = pa.types
     columns, categories = [], []
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if t.is_dictionary(column.type) and _is_text(column.type.value_type):
+        if t.is_dictionary(column.type) and _is_text_or_bytes(column.type.value_type):
             column = column.cast(column.type.value_type)
             categories.append(name)
         if t.is_string_view(column.type) or t.is_binary_view(column.type):  # few of Arrow's functions know them

@@ -104,6 +104,10 @@ def with_dates(table: pa.Table, cells: CellRules, origin: str) -> pa.Table:
     return table
 
 
+def _is_text(column: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
 def read_numbers(table: pa.Table, origin: str, leave: Collection[str] = ()) -> pa.Table:
     """Read columns of text that hold numbers and marks of missing values only as numbers, as those of a CSV are.
 
@@ -111,7 +115,7 @@ def read_numbers(table: pa.Table, origin: str, leave: Collection[str] = ()) -> p
     """
     decimal, kept = _decimal(table), {*leave, *_categories_of(table)}
     for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
-        if name in kept or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        if name in kept or not _is_text(column):
             continue
         if not any(CODE.fullmatch(word.strip()) for word in pc.unique(column).to_pylist() if word is not None):
             numbers = _numbers(column.cast(pa.string()), decimal)
@@ -133,7 +137,7 @@ def read_units(table: pa.Table, leave: Collection[str] = ()) -> tuple[pa.Table, 
     decimal = _decimal(table)
     units: dict[str, str] = {}
     for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
-        if name in leave or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        if name in leave or not _is_text(column):
             continue
         words: Counter[str] = Counter()
         for found in pc.value_counts(column.drop_null()).to_pylist():
@@ -152,7 +156,7 @@ def _decimal(table: pa.Table) -> str:
 
 def _decimal_of(table: pa.Table) -> str:
     """Return the decimal point of the text in a table that is no text file: a comma where a cell tells."""
-    texts = [column for column in table.columns if pa.types.is_string(column.type) or pa.types.is_large_string(column.type)]
+    texts = filter(_is_text, table.columns)
     return _decimal_point([str(word).strip() for column in texts for word in pc.unique(column.slice(0, HEAD)).to_pylist() if word], ",")
 
 
@@ -290,7 +294,7 @@ def without_marks(table: pa.Table, missing: Sequence[str], decimal: str = ".") -
 
 def _without(column: pa.ChunkedArray, missing: Sequence[str], decimal: str) -> pa.ChunkedArray:
     """Replace the user's marks of missing values by gaps: words in text, numbers (-999) in numbers."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if _is_text(column):
         marked = pc.is_in(pc.utf8_trim_whitespace(column), pa.array(missing, column.type))
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         codes = [float(mark.replace(decimal, ".")) for mark in missing if NUMBER.fullmatch(mark.replace(decimal, "."))]
