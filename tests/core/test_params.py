@@ -262,6 +262,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     theta, origin = rows(4), rows(1, seed=1)[0]
     whole, mean = gram(theta, slice(100, 900), origin=origin), average(theta, [1, 2, 3, 4])
     monkeypatch.setattr(params, "CHUNK", 7)
+    monkeypatch.setattr(params, "PIECE", 7)
     monkeypatch.setattr(params, "WIDE", 3)
     torch.testing.assert_close(gram(theta, slice(100, 900), origin=origin), whole, rtol=1e-12, atol=1e-9)
     assert same_bits(average(theta, [1, 2, 3, 4]), mean)

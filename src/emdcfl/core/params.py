@@ -25,6 +25,9 @@ from emdcfl.core.errors import ModelError
 CHUNK = 1 << 17
 """Columns of Θ handled at a time: their float64 copy (1 MiB) stays in the processor's cache."""
 
+PIECE = 1 << 15
+"""Columns of a state that are added at a time: with more, torch would wake other threads, which takes longer than to add."""
+
 LAUNCHED = 1 << 20
 """Columns of a block of states on a GPU."""
 
@@ -370,12 +373,12 @@ def blocks(length: int, rows: int, *, on_gpu: bool = False) -> Iterator[slice]:
 
 def _whole(theta: Tensor) -> bool:
     """Whether nothing is gained by chunks: of a small state, slicing costs as much as adding; on a GPU, every chunk is a launch."""
-    return theta.shape[-1] <= CHUNK or theta.is_cuda
+    return theta.shape[-1] <= PIECE or theta.is_cuda
 
 
 def chunks(length: int, size: int | None = None) -> Iterator[slice]:
-    """Cut columns into pieces of ``size`` (``CHUNK``)."""
-    size = CHUNK if size is None else size
+    """Cut columns into pieces of ``size`` (``PIECE``)."""
+    size = PIECE if size is None else size
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
 
