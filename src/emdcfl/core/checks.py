@@ -68,12 +68,12 @@ def check_options(target: Callable[..., Any], options: Mapping[str, Any], where:
     hints = typing.get_type_hints(target)
     checked = {}
     for key, value in options.items():
-        if key not in names:
-            if not open_ended:
-                raise ConfigError(f"{where} has no key {key!r}: {nearest(key, names) if names else 'it takes no options'}")
+        if key in names:
+            checked[key] = _checked(value, hints.get(key, Any), f"{where}.{key}")
+        elif open_ended:
             checked[key] = value
-            continue
-        checked[key] = _checked(value, hints.get(key, Any), f"{where}.{key}")
+        else:
+            raise ConfigError(f"{where} has no key {key!r}: {nearest(key, names) if names else 'it takes no options'}")
     return checked
 
 

@@ -131,20 +131,14 @@ def make_layout(module: nn.Module) -> Layout:
             f"the head shares a weight with {outside[0]!r}: the embedding would depend on the head, which never leaves a client; untie them"
         )
     persistent = set(module.state_dict(keep_vars=True))
-    parts: dict[tuple[int, int], list[tuple[str, Tensor, bool, bool]]] = {(h, k): [] for h in (0, 1) for k in (0, 1)}
-    for name, p in module.named_parameters():
-        h, trainable = id(p) in in_head, p.requires_grad
-        parts[int(h), int(trainable)].append((name, p, trainable, h))
-    for name, b in module.named_buffers():
-        if b.is_floating_point() and name in persistent:
-            h = id(b) in in_head
-            parts[int(h), 0].append((name, b, False, h))
-    order = parts[0, 0] + parts[0, 1] + parts[1, 1] + parts[1, 0]
+    held: list[tuple[str, Tensor, bool, bool]] = [(n, p, p.requires_grad, id(p) in in_head) for n, p in module.named_parameters()]
+    held += [(n, b, False, id(b) in in_head) for n, b in module.named_buffers() if b.is_floating_point() and n in persistent]
     entries, start = [], 0
-    for name, t, trainable, h in order:
+    # in the order of the module's docstring: what is trainable of ω beside what is trainable of φ
+    for name, t, trainable, of_head in sorted(held, key=lambda one: (one[3], one[2] != one[3])):
         if t.dtype != torch.float32:
             raise ModelError(f"expected float32 tensors in the model, got {name!r} in {t.dtype}; convert it with .float()")
-        entries.append(LayoutEntry(name, tuple(t.shape), start, start + t.numel(), trainable, h))
+        entries.append(LayoutEntry(name, tuple(t.shape), start, start + t.numel(), trainable, of_head))
         start += t.numel()
     if not any(e.trainable for e in entries):
         raise ModelError(f"expected a network with trainable parameters, got {type(module).__name__} with none")

@@ -14,6 +14,7 @@ from emdcfl.core.errors import DataError
 from emdcfl.data.own.arrays import has_gaps
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES
 from emdcfl.data.own.frames import is_hub, is_table
+from emdcfl.data.own.parts import rows_of
 from emdcfl.data.own.splitting import by_split
 
 
@@ -65,11 +66,8 @@ def _by_site(clients: Any, site: str) -> dict[str, Any]:
         raise DataError(f"the data set has no site column {site!r}; it has {', '.join(clients.column_names)}")
     if has_gaps(clients[site]):
         raise DataError(f"expected a site for every row, got gaps in {site!r}; leave those rows out")
-    rows_of: dict[str, list[int]] = {}
-    for row, name in enumerate(clients[site]):
-        rows_of.setdefault(str(name), []).append(row)
     rest = clients.remove_columns([site])
-    return {name: rest.select(rows) for name, rows in sorted(rows_of.items())}
+    return {name: rest.select(rows) for name, rows in rows_of(np.array([str(name) for name in clients[site]])).items()}
 
 
 def hub_entry(value: Any, label: str | None) -> Any:

@@ -56,8 +56,8 @@ def watch(*, train_rows: int | None = None, data_seed: int = 0, data_root: str |
     return _build("watch", table, "exercise", who, masks, train_rows, data_seed, groups)
 
 
-@scenario("hapt", "six activities from smartphones, 30 persons, split by time (EMDCFL_DATA/natural)", later=False)
 @scenario("hapt-later", "six activities from smartphones, 30 persons, a later recording as test (EMDCFL_DATA/natural)", later=True)
+@scenario("hapt", "six activities from smartphones, 30 persons, split by time (EMDCFL_DATA/natural)", later=False)
 def hapt(*, later: bool, train_rows: int | None = None, data_seed: int = 0, data_root: str | None = None) -> Scenario:
     """Build ``hapt``: segments are cut as in ``watch``; ``hapt-later`` cuts recording 1 at two thirds and tests on later recordings."""
     table = natural_table("hapt", data_root)

@@ -77,10 +77,10 @@ def rotate_cifar10(images: Images, angle: int, version: str) -> Images:
     return rotate(border(images, BORDER) if version == "min" else images, angle, expand=True)
 
 
-@scenario("rotated-mnist", "MNIST, rotations 0/90/180/270, 40 sites, 4 groups", version="max")
-@scenario("rotated-mnist-two", "MNIST, rotations −3/3/177/183, 40 sites, 2 groups", version="two")
-@scenario("rotated-mnist-min", "MNIST, rotations −3/−1/1/3, 40 sites, 1 group", version="min")
 @scenario("mnist-base", "MNIST without rotation, 40 sites, 1 group", version="base")
+@scenario("rotated-mnist-min", "MNIST, rotations −3/−1/1/3, 40 sites, 1 group", version="min")
+@scenario("rotated-mnist-two", "MNIST, rotations −3/3/177/183, 40 sites, 2 groups", version="two")
+@scenario("rotated-mnist", "MNIST, rotations 0/90/180/270, 40 sites, 4 groups", version="max")
 def rotated_mnist(*, version: str, scale: str = "paper", data_seed: int = 0, data_root: str | None = None) -> Scenario:
     """Build one version of Rotated MNIST (PIL rotation, nearest neighbour, canvas kept)."""
     train, test = (sources.load("mnist", split, data_root) for split in ("train", "test"))
@@ -95,10 +95,10 @@ def rotated_mnist(*, version: str, scale: str = "paper", data_seed: int = 0, dat
     )  # fmt: skip
 
 
-@scenario("rotated-cifar10", "CIFAR10, rotations 0/90/180/270, 40 sites, 4 groups", version="max")
-@scenario("rotated-cifar10-two", "CIFAR10, rotations −3/3/177/183, 40 sites, 2 groups", version="two")
-@scenario("rotated-cifar10-min", "CIFAR10, rotations −3/−1/1/3, 40 sites, 1 group", version="min")
 @scenario("cifar10-base", "CIFAR10 without rotation, 40 sites, 1 group", version="base")
+@scenario("rotated-cifar10-min", "CIFAR10, rotations −3/−1/1/3, 40 sites, 1 group", version="min")
+@scenario("rotated-cifar10-two", "CIFAR10, rotations −3/3/177/183, 40 sites, 2 groups", version="two")
+@scenario("rotated-cifar10", "CIFAR10, rotations 0/90/180/270, 40 sites, 4 groups", version="max")
 def rotated_cifar10(*, version: str, scale: str = "paper", data_seed: int = 0, data_root: str | None = None) -> Scenario:
     """Build one version of Rotated CIFAR10."""
     train, test = (sources.load("cifar10", split, data_root) for split in ("train", "test"))

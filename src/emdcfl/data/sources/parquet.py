@@ -183,10 +183,8 @@ def cached_images(name: str, key: str, shape: tuple[int, ...], fill: Callable[[I
     The map is private (copy-on-write): nothing a caller does can change the file, and unused pages can be dropped by the system.
     """
     path = cache_dir() / "decoded" / f"{name}-{key}.npy"
-    if path.exists():
-        found = _open(path, shape)
-        if found is not None:
-            return found
+    if (found := _open(path, shape)) is not None:
+        return found
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from emdcfl.core.client import TASKS, Client, TaskInfo
+from emdcfl.core.client import Client, TaskInfo
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.federation import Failure, Federation, Inputs
 from emdcfl.core.keys import NodeSecret, global_seed
@@ -112,7 +112,7 @@ class SequentialFederation(Federation):
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         for name, own in inputs.items():
             with intra_op_threads(self.threads):
-                reply = answer(self._clients[name], TASKS[info.name], self.index, {**common, **own})
+                reply = answer(self._clients[name], info, self.index, {**common, **own})
             yield name, reply
 
     def memory(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
-from emdcfl.core.client import TASKS, Client, Stages, TaskInfo, Work
+from emdcfl.core.client import Client, Stages, TaskInfo, Work
 from emdcfl.core.federation import Failure, Inputs
 from emdcfl.core.schema import Reply
 from emdcfl.engines.local.sequential import SequentialFederation, failure, intra_op_threads
@@ -69,7 +69,7 @@ class RunningTask:
 
     def resume(self, results: Sequence[Result]) -> None:
         assert self.running is not None
-        outcomes: list[Any] = [result.result() if type(result) is not dict and _is_awaited(result) else result for result in results]
+        outcomes: list[Any] = [result.result() if _is_awaited(result) else result for result in results]
         try:
             for outcome in outcomes:
                 if isinstance(outcome, Exception):
@@ -103,7 +103,7 @@ class StagedFederation(SequentialFederation):
         return False
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        stages = TASKS[info.name].stages
+        stages = info.stages
         if stages is None:
             yield from super()._dispatch(info, inputs, common)
             return

@@ -231,13 +231,13 @@ def _share_of_equal_pairs(found: Counter[bytes]) -> float:
 def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
     """Find held-out rows of a site that almost repeat one of its training rows, far more often than those of other sites."""
     rng = keys.generator(0, site.name, 0, "near-duplicates")
-    held = [("val", i) for i in range(len(site.val))] + [("test", i) for i in range(len(next(iter(site.tests.values()))))]
+    both = {"val": site.val.x.numpy(), "test": next(iter(site.tests.values())).x.numpy()}
+    held = [(split, i) for split, x in both.items() for i in range(len(x))]
     held = [held[i] for i in np.sort(rng.permutation(len(held))[:MAX_HELD])]
     trained = np.sort(rng.permutation(len(site.train))[:MAX_TRAINED])
     if len(trained) < 2 * NEIGHBOURS or not held:
         return None
     train = _rows(site.train.x.numpy()[trained])
-    both = {"val": site.val.x.numpy(), "test": next(iter(site.tests.values())).x.numpy()}
     x = np.concatenate([_rows(both[split][i][None]) for split, i in held])
     others = [others[i] for i in rng.permutation(len(others))[:MAX_OTHERS]] if len(others) > MAX_OTHERS else others
     vary, strangers = _varying(train, x), _strangers(train, others, rng, len(train))

@@ -137,10 +137,11 @@ def _columns(report: FolderReport, across: int) -> Block:
     side_by_side = len(sites) <= across
     heads = ("column", "what it is", *(sites if side_by_side else ("all sites", "differs most")), "missing")
     shown = columns[:MAX_COLUMNS]
-    rows = [
-        (column.name, _what(column, sites, column.name in report.left_out), *_ranges(column, sites, side_by_side), _missing(column))
-        for column in shown
-    ]
+    rows = []
+    for column in shown:
+        missing = f"{column.missing:,}" if column.missing else "–"
+        what = _what(column, sites, column.name in report.left_out)
+        rows.append((column.name, what, *_ranges(column, sites, side_by_side), missing))
     doubtful = sum(column.doubt is not None for column in columns)
     sentences = []
     if doubtful:
@@ -158,10 +159,6 @@ def _what(column: ColumnProfile, sites: Sequence[str], left_out: bool) -> str:
     else:
         told = column.kind if column.doubt in (None, Doubt.DATES) else str(column.doubt)
     return f"{told} (left out)" if left_out else told
-
-
-def _missing(column: ColumnProfile) -> str:
-    return f"{column.missing:,}" if column.missing else "–"
 
 
 def _ranges(column: ColumnProfile, sites: Sequence[str], side_by_side: bool) -> Iterator[str]:

@@ -100,17 +100,9 @@ def read_dates(options: str | Iterable[str] | None) -> tuple[tuple[str, str], ..
     return tuple((name.strip(), f"%{form}" if sign else AUTO) for name, sign, form in pairs)
 
 
-def _reads(word: str, form: str) -> bool:
-    try:
-        datetime.strptime(word, form)
-    except ValueError:
-        return False
-    return True
-
-
 def _first_odd(cells: list[str | None], forms: Iterable[str]) -> tuple[int, str]:
     """Return the first row, counted from 1, that does not fit the format which fits most rows, and that format where it fits any."""
-    fits = {form: [cell is None or _reads(cell, form) for cell in cells] for form in forms}
+    fits = {form: [cell is None or bool(readings([cell], [form])) for cell in cells] for form in forms}
     best = max(fits, key=lambda form: sum(fits[form]))
     any_fit = any(fit and cell is not None for fit, cell in zip(fits[best], cells, strict=True))
     return fits[best].index(False) + 1, best if any_fit else ""

@@ -99,8 +99,8 @@ def _refuse_formulas(openpyxl: Any, path: Path, title: str, width: int, rows: Se
     book = openpyxl.load_workbook(path, read_only=True)
     try:
         written = book[title].iter_rows(min_row=first, max_row=MAX_ROWS, max_col=width)
-        filled = [(row[0].row if row else 0, row) for row in written if any(cell.value is not None for cell in row)]
-        for (_, row), values in zip(filled, rows, strict=False):
+        filled = [row for row in written if any(cell.value is not None for cell in row)]
+        for row, values in zip(filled, rows, strict=False):
             for cell, value in zip(row, values, strict=True):
                 if value is None and cell.data_type == "f":
                     raise DataError(

@@ -130,14 +130,11 @@ class HomeNode:
         self.name, self.home = name, Path(home)
         self.config = read_config(self.home / "node.toml")
         self.secret = load_secret(self.home / "secret.key")
-        self.partners = self._partners()
+        # a list that is pinned and still empty lets the node answer what needs no partner
+        trust, enrol = self.config.trust, self.config.trust == "first-use" and self.config.enrol
+        self.partners = KeyList(self.home / "partners.toml", "relay" if trust == "relay" else "first-use", enrol=enrol)
         self.details = self.config.details
         self._made: tuple[Mapping[str, Any], Client, Tensor] | None = None  # one message may hold several tasks
-
-    def _partners(self) -> KeyList:
-        """The list of partners' keys; one that is pinned and still empty lets the node answer what needs no partner."""
-        trust, enrol = self.config.trust, self.config.trust == "first-use" and self.config.enrol
-        return KeyList(self.home / "partners.toml", "relay" if trust == "relay" else "first-use", enrol=enrol)
 
     @property
     def data(self) -> Path:

@@ -12,7 +12,7 @@ import torch
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.cleaning import Cleaning
-from emdcfl.data.own.formats.images import is_grey, list_images, read_client, read_header
+from emdcfl.data.own.formats.images import is_grey, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, site_files
 from emdcfl.data.own.parts import Part, Raw, divide
 from emdcfl.data.own.splitting import SplitRule
@@ -59,7 +59,7 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
 
 def _describe_images(files: ClientFiles, seed: int, rule: SplitRule, cleaning: Cleaning) -> Answer:
     listed = list_images(files)
-    headers = [header for part in listed.files.values() for file, _ in part if (header := read_header(file)) is not None]
+    headers = [header for header in read_headers(listed) if header is not None]
     sizes = Counter(size for _, size in headers)
     labels = image_labels(listed, seed, rule, cleaning)
     check_words(Counter(labels.tolist()), "the names of the class folders")
