@@ -95,17 +95,7 @@ def test_the_script_starts_every_node(four: deployment.Deployment) -> None:
     assert "--insecure" not in script
 
 
-def test_a_folder_of_own_data_gives_one_node_per_client(tmp_path: Path) -> None:
-    for name in ("north", "south"):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / "data" / f"{name}.csv").write_text("x,label\n1,a\n")
-    there = deployment.create(tmp_path / "federation", data=tmp_path / "data")
-    assert list(there.nodes) == ["north", "south"]
-    assert tomllib.loads((there.home("north") / "node.toml").read_text())["data"] == str((tmp_path / "data" / "north.csv").resolve())
-    assert load(there.path / "run.toml").scenario.name == "nodes"
-
-
-def test_folders_with_spaces_and_quotes_reach_the_nodes(tmp_path: Path) -> None:
+def test_a_folder_of_own_data_gives_one_node_per_client_also_with_spaces_and_quotes(tmp_path: Path) -> None:
     from flwr.common.config import parse_config_args
 
     from emdcfl.apps.supernode import arguments
@@ -115,6 +105,7 @@ def test_folders_with_spaces_and_quotes_reach_the_nodes(tmp_path: Path) -> None:
         data.mkdir(exist_ok=True)
         (data / f"{name}.csv").write_text("x,label\n1,a\n")
     there = deployment.create(tmp_path / "a federation", data=data)
+    assert list(there.nodes) == ["north", "south"] and load(there.path / "run.toml").scenario.name == "nodes"
     assert tomllib.loads((there.home("north") / "node.toml").read_text())["data"] == str((data / "north.csv").resolve())
     assert there.node_command("north")[-1] == str(there.home("north"))
     given = arguments(there.home("north"), "north", there.address, 9094)

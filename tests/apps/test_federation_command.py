@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +21,6 @@ from emdcfl.cli.app import main
 from emdcfl.cli.federation import runner_over, show_event
 from emdcfl.core.errors import EmdcflError
 from emdcfl.runs.config import Config, load, override
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The command line sets up its log and its signal; put both back."""
-    log, before = logging.getLogger("emdcfl"), signal.getsignal(signal.SIGTERM)
-    handlers, level = list(log.handlers), log.level
-    yield
-    log.handlers, log.level = handlers, level
-    signal.signal(signal.SIGTERM, before)
 
 
 def emdcfl(*arguments: str) -> int:

@@ -104,12 +104,8 @@ def test_fold_sees_replies_in_client_order_and_they_are_not_kept() -> None:
 
 BAD: dict[str, Any] = {
     "theta is NaN": (lambda r: r | {"theta": r["theta"] * torch.nan}, "theta holds values that are not finite"),
-    "theta is short": (lambda r: r | {"theta": r["theta"][:-1]}, "expected theta of shape"),
-    "theta is double": (lambda r: r | {"theta": r["theta"].double()}, "expected theta as torch.float32, got torch.float64"),
     "a field too many": (lambda r: r | {"data": 1}, "expected a reply with fields .* got .*'data'"),
-    "a field too few": (lambda r: {"theta": r["theta"]}, "expected a reply with fields"),
     "not a reply": (lambda r: None, "got NoneType"),
-    "no sample": (lambda r: r | {"n": 0}, "expected n >= 1, got 0"),
     "no answer": (lost, "no answer"),
 }
 

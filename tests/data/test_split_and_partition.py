@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import partition
-from emdcfl.data.split import equal_parts, split_indices, stratified_indices
+from emdcfl.data.split import split_indices, stratified_indices
 
 
 def rng() -> np.random.Generator:
@@ -46,10 +46,6 @@ def test_a_lone_sample_goes_into_training() -> None:
 def test_fractions_must_sum_to_one() -> None:
     with pytest.raises(DataError, match=r"sum to 1, got \(0.5, 0.2\)"):
         split_indices(10, (0.5, 0.2), rng())
-
-
-def test_equal_parts_give_the_rest_to_the_last() -> None:
-    assert [len(p) for p in equal_parts(np.arange(892), 40)] == [22] * 39 + [34]
 
 
 @pytest.mark.parametrize("name", ["iid", "balanced", "dirichlet", "shards", "quantity"])

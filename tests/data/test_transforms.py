@@ -27,12 +27,6 @@ def test_rotation_equals_pil(images: np.ndarray, angle: int, expand: bool) -> No
         assert np.array_equal(got, expected)
 
 
-@pytest.mark.parametrize("images", [GREY, COLOUR], ids=["mnist", "cifar"])
-@pytest.mark.parametrize("turns", range(4))
-def test_right_angles_equal_rot90(images: np.ndarray, turns: int) -> None:
-    assert np.array_equal(transforms.rotate(images, 90 * turns), np.rot90(images, turns, axes=(-2, -1)))
-
-
 def test_canvas_sizes() -> None:
     assert {rotate_cifar10(COLOUR, angle, "min").shape[2:] for angle in (-3, -1, 1, 3)} == {(38, 38)}
     assert {rotate_cifar10(COLOUR, angle, "two").shape[2:] for angle in (-3, 3, 177, 183)} == {(34, 34)}

@@ -101,8 +101,6 @@ def test_one_table_with_a_client_column(tmp_path: Path) -> None:
     assert [s.name for s in scenario.sites] == ["h0", "h1", "h2", "h3"]
     assert sum(len(s.train) + len(s.val) + len(s.tests["test"]) for s in scenario.sites) == 200
     assert "hospital" not in [c["name"] for c in scenario.encoding["columns"]]
-    with pytest.raises(DataError, match="no client column 'hopital': did you mean 'hospital'"):
-        load_folder(path, client="hopital")
     with pytest.raises(DataError, match="--client COLUMN"):
         load_folder(path)
 
@@ -328,16 +326,8 @@ def test_frame_is_read_as_the_file_it_came_from(tmp_path: Path, caplog: pytest.L
 
 
 def test_missing_label_column(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"client 'site0': .*site0\.csv has no label column 'lable': did you mean 'label'"):
-        load_folder(folder, label="lable")
     write(folder / "site1.csv", [{"age": 1, "sex": "f", "ward": "a"}] * 30)
     with pytest.raises(DataError, match=r"client 'site1': .*site1\.csv: .*--label COLUMN"):
-        load_folder(folder)
-
-
-def test_missing_feature_column(folder: Path) -> None:
-    write(folder / "site1.csv", [{"age": i, "sex": "f", "label": i % 2} for i in range(30)])
-    with pytest.raises(DataError, match=r"client 'site1' .*site1\.csv.* lacks the column 'ward' that client 'site0'"):
         load_folder(folder)
 
 
@@ -379,10 +369,8 @@ def test_a_site_without_training_rows_is_told_what_to_do(tmp_path: Path) -> None
         load_folder(tmp_path / "d")
 
 
-def test_one_client_too_few_rows_and_empty_folders(tmp_path: Path) -> None:
+def test_sites_with_too_few_rows_are_named_and_can_be_left_out(tmp_path: Path) -> None:
     write(tmp_path / "d" / "a.csv", rows(60))
-    with pytest.raises(DataError, match="at least two clients .*'a'"):
-        load_folder(tmp_path / "d")
     write(tmp_path / "d" / "b.csv", rows(5))
     with pytest.raises(DataError, match=r"client 'b' \(.*b\.csv\) has 5 samples; at least 10 .*emdcfl place RUN FILE --unlabelled"):
         load_folder(tmp_path / "d")
@@ -392,14 +380,6 @@ def test_one_client_too_few_rows_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"60 clients have fewer than 10 samples: .* and 55 more") as caught:
         load_folder(write(tmp_path / "one.csv", [{"who": f"row {i}", **row} for i, row in enumerate(rows(60))]), client="who")
     assert len(str(caught.value)) < 400
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no clients"):
-        load_folder(tmp_path / "empty")
-    with pytest.raises(DataError, match="no such file or folder"):
-        load_folder(tmp_path / "nowhere")
-    (tmp_path / "d" / "b.csv").write_bytes(b"")
-    with pytest.raises(DataError, match=r"cannot read the table .*b\.csv"):
-        load_folder(tmp_path / "d")
 
 
 def test_check_reports_sizes_and_balance(folder: Path) -> None:
@@ -410,15 +390,6 @@ def test_check_reports_sizes_and_balance(folder: Path) -> None:
     assert first["labels"] == first["spelled"] == {"0": 20, "1": 20, "2": 20}
     assert report.kind == "table"
     assert report.model["name"] == "mlp"
-
-
-def test_check_names_everything_wrong_at_once(folder: Path) -> None:
-    write(folder / "site0.csv", [{"age": 1}] * 20)
-    write(folder / "site2.csv", [{"age": 2}] * 20)
-    report = check_folder(folder)
-    assert not report.ok
-    assert any("site0.csv" in error for error in report.errors)
-    assert any("site2" in error for error in report.errors)
 
 
 def test_check_names_every_site_that_options_do_not_fit(folder: Path) -> None:

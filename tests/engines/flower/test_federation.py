@@ -19,7 +19,7 @@ from tests.engines.flower.loopback import LoopbackGrid, MemoryNode
 from tests.methods import toy
 
 import emdcfl
-from emdcfl.core.errors import ClientError, ConfigError, QuorumError
+from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import ALONG
@@ -87,10 +87,7 @@ def crash(message: Message, answer: Callable[[Message], Message]) -> Message | N
 P = 8 * 8 + 8 + 8 * 4 + 4
 BAD = {
     "NaN": (with_reply(theta=torch.full((P,), torch.nan)), "not finite"),
-    "shape": (with_reply(theta=torch.zeros(3)), "expected theta of shape"),
-    "dtype": (with_reply(theta=torch.zeros(P, dtype=torch.float64)), "expected theta as torch.float32"),
     "field": (with_reply(extra=1), "fields"),
-    "zero samples": (with_reply(n=0), "expected n >= 1"),
     "other name": (changed(lambda said: {**said, "client": "site-0"}), "in the name of 'site-0'"),
     "no reply": (changed(lambda said: {"client": said["client"]}), "neither"),
     "text": (changed(lambda said: "hello"), "in the name of None"),
@@ -191,14 +188,6 @@ def test_stop_means_stop_with_the_clients_name() -> None:
     grid.tamper[103] = crash
     with pytest.raises(ClientError, match="client 'site-3' failed in round 1"):
         train(fed_of(grid, on_failure="stop"))
-
-
-def test_below_the_quorum_the_round_does_not_count() -> None:
-    grid = loopback.loopback(SCENARIO)
-    for node in (101, 102, 103):
-        grid.tamper[node] = crash
-    with pytest.raises(QuorumError, match="got 1"):
-        train(fed_of(grid))
 
 
 def test_a_silent_node_is_waited_for_once_a_round_and_asked_again_in_the_next() -> None:

@@ -20,7 +20,6 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from flwr.app import Context, Message, RecordDict
 from safetensors import SafetensorError
-from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid
 
 from emdcfl.apps import server
@@ -405,12 +404,7 @@ def test_an_address_that_flower_cannot_use_is_told_before_anything_is_made(tmp_p
 
 def test_outside_a_federation_the_engine_says_how_to_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="emdcfl run --engine flower --federation"):
-        connect(loopback_scenario(), ("rotated-digits", {}), run="r", threads=1, precision="fp32", seed=0)
-
-
-def loopback_scenario() -> Any:
-    assert loopback.RUN
-    return scenarios.build("rotated-digits")
+        connect(scenarios.build("rotated-digits"), ("rotated-digits", {}), run="r", threads=1, precision="fp32", seed=0)
 
 
 def test_a_federated_run_vetoes_one_model_for_sites_that_do_not_agree_on_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

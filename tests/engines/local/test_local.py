@@ -22,7 +22,6 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.data.scenarios import build
 from emdcfl.data.types import Split
-from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.cuda.layers import pool_first as pool_with_bias_first
 from emdcfl.engines.local import ProcessFederation, SequentialFederation, pooling, processes, sequential
 from emdcfl.engines.local.processes import from_wire, to_wire
@@ -283,12 +282,6 @@ def test_devices_that_are_not_there_are_named() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             pick_device(name)
-
-
-def test_engines_by_name() -> None:
-    assert isinstance(make_federation(tiny(), workers=1, **OPTIONS), SequentialFederation)
-    with pytest.raises(ConfigError, match="unknown engine 'sequentail': did you mean 'sequential'"):
-        resolve("sequentail", tiny(), batch_size=16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

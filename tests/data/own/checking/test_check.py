@@ -23,7 +23,6 @@ from emdcfl.data.own.checking.columns import ColumnProfile, Doubt, SiteColumn
 from emdcfl.data.own.checking.fix import propose, write_recipe
 from emdcfl.data.own.checking.page import data_page
 from emdcfl.data.own.checking.profiling import profile_columns, with_units
-from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.parts import Part, Raw
 from emdcfl.report.page import write_data_page
 from emdcfl.runs.config import load, override
@@ -262,12 +261,6 @@ def test_a_wide_table_is_summarised(tmp_path: Path) -> None:
     assert not any(column.doubt for column in report.columns)
     write_data_page(report, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().count("<tr>") < 230
-
-
-def test_six_small_sites_are_one_line(tmp_path: Path) -> None:
-    for number in range(6):
-        write(tmp_path / f"s{number}.csv", WORDS, n=40 + number, seed=number)
-    assert len([note for note in load_folder(tmp_path, cleaning=Cleaning()).notes if "validation samples" in note]) == 1
 
 
 def test_sites_with_few_validation_samples_share_one_line(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ TABLES: dict[str, Mistake] = {
 
 IMAGES: dict[str, Mistake] = {
     "NIfTI": (lambda d: [p.rename(p.with_suffix(".nii")) for p in sorted((d / "west").rglob("*.png"))], {}, ("'west'", ".nii", "PNG")),
-    "PNG called DICOM": (lambda d: [p.rename(p.with_suffix(".dcm")) for p in sorted((d / "west").rglob("*.png"))], {}, ("'west'", ".dcm")),
+    "PNG as DICOM": (lambda d: [p.rename(p.with_suffix(".dcm")) for p in sorted((d / "west").rglob("*.png"))], {}, ("none of", ".dcm")),
     "an image cut off": (lambda d: (d / "west" / "sick" / "1.png").write_bytes(b"\x89PNG\r\n"), {}, ("west", "unreadable", "1.png")),
     "images without classes": (
         lambda d: [p.rename(d / "west" / f"{p.parent.name}{p.name}") for p in sorted((d / "west").rglob("*.png"))],

@@ -168,27 +168,6 @@ def test_empty_client_and_stray_files(folder: Path) -> None:
     assert check_folder(folder).errors == errors  # a file that is left out is no problem
 
 
-def test_all_images_unreadable(folder: Path) -> None:
-    for file in (folder / "south").rglob("*.png"):
-        file.write_bytes(b"no")
-    with pytest.raises(DataError, match=r"client 'south' .* none of its images can be read"):
-        load_folder(folder)
-
-
-def test_one_class_only(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        for i in range(12):
-            image(tmp_path / name / "cat" / f"{i}.png", seed=i)
-    with pytest.raises(DataError, match="same label 'cat'"):
-        load_folder(tmp_path)
-
-
-def test_tables_and_folders_do_not_mix(folder: Path) -> None:
-    (folder / "x.csv").write_text("a,label\n1,2\n")
-    with pytest.raises(DataError, match="both tables"):
-        load_folder(folder)
-
-
 def test_new_site_and_prediction(folder: Path, tmp_path: Path) -> None:
     scenario = load_folder(folder)
     client(tmp_path / "new", size=(30, 20))
