@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -98,22 +99,8 @@ def test_a_superlink_that_is_gone_is_told_and_not_waited_for(
     assert "the SuperLink ended during the run" in capsys.readouterr().err
 
 
-class Seen:
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-
-    def begin(self, *values: Any) -> None:
-        self.calls.append(("begin", *values))
-
-    def reply(self, *values: Any) -> None:
-        self.calls.append(("reply", *values))
-
-    def end(self, index: int, total: int, rows: Any, serving: Any) -> None:
-        self.calls.append(("end", index, total, rows, serving.clusters.tolist()))
-
-
 def test_the_servers_journal_reaches_the_terminals_observer(caplog: pytest.LogCaptureFixture) -> None:
-    seen = Seen()
+    seen = Mock()
     caplog.set_level(logging.INFO, "emdcfl")
     for event in (
         {"event": "begin", "round": 1, "total": 2, "participants": ["a", "b"]},
@@ -122,7 +109,7 @@ def test_the_servers_journal_reaches_the_terminals_observer(caplog: pytest.LogCa
         {"event": "end", "round": 1, "total": 2, "rows": [], "clusters": [0, 1]},
     ):
         show_event(event, seen)
-    assert seen.calls[0] == ("begin", 1, 2, ("a", "b"))
-    assert seen.calls[1] == ("reply", "train", "a", {"loss": 0.5, "accuracy": {}})
-    assert seen.calls[2] == ("end", 1, 2, [], [0, 1])
+    assert seen.mock_calls[:2] == [call.begin(1, 2, ("a", "b")), call.reply("train", "a", {"loss": 0.5, "accuracy": {}})]
+    *ended, serving = seen.end.call_args.args
+    assert ended == [1, 2, []] and serving.clusters.tolist() == [0, 1]
     assert "not connected: b" in caplog.text

@@ -257,9 +257,9 @@ def evaluate(client: Client, *, models: Tensor, split: str = "val", reduction: R
 
 
 @task(phase="embed", returns={"embeddings": Field(torch.float32, (None, None))})
-def embed(client: Client, *, theta: Tensor, split: str = "val", cap: int = 512, mode: Literal["eval", "train"] = "eval") -> Reply:
+def embed(client: Client, *, theta: Tensor, split: str = "val", cap: int = 512) -> Reply:
     """Embed at most ``cap`` samples of a split. Unprojected: for simulation and for what stays on the node."""
-    return {"embeddings": client.embeddings(theta, split, client.sample(split, cap), mode=mode)}
+    return {"embeddings": client.embeddings(theta, split, client.sample(split, cap))}
 
 
 MAX_R2 = 1e12

@@ -97,8 +97,7 @@ def _strip(sites: list[Site], clients: int, variant: str) -> NDArray[np.uint8]:
         gap = max(1, images.shape[2] // 16)
         spaced = np.pad(images, ((0, 0), (0, 0), (0, gap), (0, 0)), constant_values=255)
         blocks.append(np.pad(np.concatenate(list(spaced), axis=1), ((0, 0), (0, 2 * gap), (0, 0)), constant_values=255))
-    while len(blocks) < clients:
-        blocks.append(np.full_like(blocks[0], 255))
+    blocks += [np.full_like(blocks[0], 255)] * (clients - len(blocks))
     widest = max(block.shape[1] for block in blocks)
     blocks = [np.pad(block, ((0, 0), (0, widest - block.shape[1]), (0, 0)), constant_values=255) for block in blocks]
     strip: NDArray[np.uint8] = np.concatenate(blocks, axis=1)

@@ -87,14 +87,10 @@ def corrupt(**changes: object) -> object:
     for where, value in changes.items():
         if where == "drop":
             del record[value]
-        elif where == "skeleton":
-            record["meta"]["skeleton"] = value
-        elif where == "format":
-            record["meta"]["format"] = value
-        elif where == "array":
-            record["arrays"]["0"] = value
+        elif where in ("arrays", "blobs"):
+            record[where]["0"] = value
         else:
-            record["blobs"]["0"] = value
+            record["meta"][where] = value
     return record
 
 
@@ -120,9 +116,9 @@ def corrupt(**changes: object) -> object:
         {"skeleton": "9" * 10_000},
         {"skeleton": str(1 << 63)},
         {"format": 2},
-        {"blob": "text"},
-        {"array": flwr_app.Array("float32", (3,), "numpy.ndarray", b"x" * 12)},
-        {"array": flwr_app.Array("float32", (4,), "emdcfl.raw", b"x" * 12)},
+        {"blobs": "text"},
+        {"arrays": flwr_app.Array("float32", (3,), "numpy.ndarray", b"x" * 12)},
+        {"arrays": flwr_app.Array("float32", (4,), "emdcfl.raw", b"x" * 12)},
     ],
 )
 def test_a_damaged_message_is_refused_in_words(changes: dict[str, object]) -> None:

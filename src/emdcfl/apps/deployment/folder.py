@@ -135,13 +135,13 @@ def create(path: str | Path, *, nodes: int | None = None, data: str | Path | Non
     return deployment
 
 
-def create_operator(path: str | Path, sites: Sequence[str], *, host: str, port: int = 8000, deadline: float = 600.0) -> Deployment:
+def create_operator(path: str | Path, sites: Sequence[str], *, host: str, deadline: float = 600.0) -> Deployment:
     """Write the operator's folder of a federation whose nodes are on other machines and reach it at ``host``."""
     folder = _empty(path)
     if len(set(sites)) < 2:
         raise ConfigError(f"expected at least two sites, got {', '.join(sites) or 'none'}; give --site once for each")
     check_names(sites)
-    return _write_operator(folder, {"name": "nodes", "clients": list(sites)}, host=host, port=port, deadline=deadline, nodes=[])
+    return _write_operator(folder, {"name": "nodes", "clients": list(sites)}, host=host, port=8000, deadline=deadline, nodes=[])
 
 
 def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, deadline: float, **about: Any) -> Deployment:

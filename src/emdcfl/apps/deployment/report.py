@@ -61,14 +61,14 @@ def report(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def wait_accepted(deployment: Deployment, patience: float = ACCEPTED) -> dict[str, str]:
+def wait_accepted(deployment: Deployment) -> dict[str, str]:
     """Wait until the SuperLink has accepted all nodes of this machine; returns those that it has not, and why."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + ACCEPTED
     while True:
         found = report(deployment)
         missing = {name: str(found["nodes"][name]["process"]) for name in deployment.nodes if not found["nodes"][name]["online"]}
         if "running" not in missing.values() or time.monotonic() > end:
-            late = f"runs, and is not accepted after {patience:.0f} s"
+            late = f"runs, and is not accepted after {ACCEPTED:.0f} s"
             return {name: f"{late if text == 'running' else text}; see {found['logs']}/{name}.log" for name, text in missing.items()}
         time.sleep(0.5)
 

@@ -167,15 +167,15 @@ def follow(deployment: Deployment, job: Path, run: int, watch: Callable[[Event],
         time.sleep(POLL)
 
 
-def stop(deployment: Deployment, job: Path, run: int, *, patience: float = 60.0) -> None:
-    """Stop a run, and wait until its server has ended."""
+def stop(deployment: Deployment, job: Path, run: int) -> None:
+    """Stop a run, and wait until its server has ended, a minute at most."""
     (job / STOPPED).touch()
     service = LINK not in process_ids(deployment)  # not started by 'up': whether it runs is seen from its answer
     try:
         control.stop_run(deployment, run)
     except control.ControlError:
         service = False
-    end = time.monotonic() + patience
+    end = time.monotonic() + 60.0
     while not (job / "outcome.json").exists() and (service or identity(deployment, LINK) is not None) and time.monotonic() < end:
         time.sleep(POLL)
 

@@ -17,7 +17,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import median_low
 from typing import Any
@@ -106,9 +106,9 @@ class Repeats:
     """Site → samples."""
     by_chance: bool
     """Whether most samples repeat inside their site, as rows of a few categories do."""
-    held_by_chance: Mapping[str, float] = field(default_factory=dict)
+    held_by_chance: Mapping[str, float]
     """Site → validation and test samples that would also equal one of as many samples of other sites, at most (two standard errors)."""
-    equal_pairs: float = 0.0
+    equal_pairs: float
     """Share of equal pairs of samples inside the median site, at most (two standard errors): as many coincide by chance between sites."""
 
     def sentences(self) -> list[str]:

@@ -51,19 +51,15 @@ class Node(Protocol):
 
     def permit(self, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Raise ``PolicyError`` if the node's operator does not allow a request."""
-        ...
 
     def client(self, job: Mapping[str, Any]) -> Client:
         """Return the client for a run."""
-        ...
 
     def keep(self, client: Client) -> None:
         """Store what the node must remember of the client's partners."""
-        ...
 
     def note(self, kind: str, request: Any, answer: Mapping[str, Any], *, refused: bool) -> None:
         """Log for the node's owner what was asked and answered."""
-        ...
 
 
 @dataclass(frozen=True)
