@@ -14,49 +14,44 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
+from tests.e2e.shell import called
+
 from emdcfl.apps import deployment
 from emdcfl.apps.deployment import control
 from emdcfl.apps.deployment.processes import LINK, record, start_time
 from emdcfl.apps.deployment.submit import follow
-from emdcfl.cli.app import main
 from emdcfl.cli.federation import runner_over, show_event
 from emdcfl.core.errors import EmdcflError
 from emdcfl.runs.config import Config, load, override
 
 
-def emdcfl(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)
-
-
-def test_init_says_fingerprints_and_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_says_fingerprints_and_what_comes_next(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "fed"
-    assert emdcfl("federation", "init", str(folder), "--nodes", "2") == 0
-    said = capsys.readouterr().out
-    assert said.count("SHA256:") == 2
-    assert f"emdcfl federation up {folder}" in said
-    assert emdcfl("federation", "status", str(folder)) == 1
-    assert capsys.readouterr().out.count("stopped") == 3
-    assert emdcfl("federation", "status", str(folder), "--json") == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["ok"], found["superlink"]["state"], found["run"]) == (False, "stopped", None)
+    made = called(capfd, "federation", "init", folder, "--nodes", 2)
+    assert made.code == 0 and made.out.count("SHA256:") == 2 and f"emdcfl federation up {folder}" in made.out
+    status = called(capfd, "federation", "status", folder)
+    assert status.code == 1 and status.out.count("stopped") == 3
+    status = called(capfd, "federation", "status", folder, "--json")
+    found = json.loads(status.out)
+    assert (status.code, found["ok"], found["superlink"]["state"], found["run"]) == (1, False, "stopped", None)
     assert {name: node["process"] for name, node in found["nodes"].items()} == {"rot0-1": "stopped", "rot0-2": "stopped"}
-    assert emdcfl("federation", "down", str(folder)) == 0
-    assert "nothing was running" in capsys.readouterr().out
+    down = called(capfd, "federation", "down", folder)
+    assert down.code == 0 and "nothing was running" in down.out
 
 
-def test_a_run_over_flower_needs_a_federation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert emdcfl("run", "--engine", "flower") == 2
-    assert "add --federation DIR" in capsys.readouterr().err
+def test_a_run_over_flower_needs_a_federation(capfd: pytest.CaptureFixture[str]) -> None:
+    ended = called(capfd, "run", "--engine", "flower")
+    assert ended.code == 2 and "add --federation DIR" in ended.err
 
 
-def test_a_folder_that_is_no_federation_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert emdcfl("run", "--federation", str(tmp_path)) == 2
-    assert "emdcfl federation init" in capsys.readouterr().err
+def test_a_folder_that_is_no_federation_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ended = called(capfd, "run", "--federation", tmp_path)
+    assert ended.code == 2 and "emdcfl federation init" in ended.err
 
 
-def test_without_a_config_the_federations_own_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_config_the_federations_own_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     there, seen = deployment.create(tmp_path / "fed", nodes=4), []
 
     def submit(config: Config, *_: Any, **__: Any) -> None:
@@ -64,7 +59,7 @@ def test_without_a_config_the_federations_own_is_run(tmp_path: Path, monkeypatch
         raise EmdcflError("enough")
 
     monkeypatch.setattr("emdcfl.cli.federation.runner_over", lambda *_, **__: submit)
-    assert emdcfl("run", "--federation", str(there.path), "--rounds", "3") == 2
+    assert called(capfd, "run", "--federation", there.path, "--rounds", 3).code == 2
     assert seen == [override(load(there.path / "run.toml"), {"run.rounds": 3})]
 
 
@@ -76,7 +71,7 @@ def test_a_federation_that_is_not_up_is_told(tmp_path: Path) -> None:
 
 
 def test_a_superlink_that_is_gone_is_told_and_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     there = deployment.create(tmp_path / "fed", nodes=2)
     job = there.path / "jobs" / "1"
@@ -84,9 +79,8 @@ def test_a_superlink_that_is_gone_is_told_and_not_waited_for(
     (job / "run-config.toml").write_text(f"out = {str(tmp_path / 'out')!r}")
     (job / "run.json").write_text('{"run": 1, "link": null}')
     for command in ("attach", "stop"):  # nobody listens on the port
-        assert emdcfl("federation", command, str(there.path)) == 2
-        told = capsys.readouterr().err
-        assert "the SuperLink does not answer" in told and f"--resume --out {tmp_path / 'out'}" in told
+        ended = called(capfd, "federation", command, there.path)
+        assert ended.code == 2 and "the SuperLink does not answer" in ended.err and f"--resume --out {tmp_path / 'out'}" in ended.err
     monkeypatch.setattr(sys.modules[follow.__module__], "CHECK", 0.0)
     monkeypatch.setattr(sys.modules[follow.__module__], "SILENCE", 0.0)
     with pytest.raises(EmdcflError, match="has not answered"):
@@ -95,8 +89,8 @@ def test_a_superlink_that_is_gone_is_told_and_not_waited_for(
         record(there, {LINK: {"pid": link.pid, "started": start_time(link.pid)}})
         (job / "run.json").write_text(json.dumps({"run": 1, "link": [link.pid, start_time(link.pid)]}))
         monkeypatch.setattr(control, "run_status", lambda *_: link.kill() or "running")
-        assert emdcfl("federation", "attach", str(there.path)) == 2
-    assert "the SuperLink ended during the run" in capsys.readouterr().err
+        ended = called(capfd, "federation", "attach", there.path)
+    assert ended.code == 2 and "the SuperLink ended during the run" in ended.err
 
 
 def test_the_servers_journal_reaches_the_terminals_observer(caplog: pytest.LogCaptureFixture) -> None:

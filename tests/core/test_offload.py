@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny import TRAINING, same_bits, tiny
+from tests.tiny import TRAINING, same, same_bits, tiny
 
 from emdcfl.core import offload
 from emdcfl.core.errors import ConfigError
@@ -83,7 +83,5 @@ def test_a_run_whose_states_lie_in_files_ends_with_the_same_bits(
             state = method.step(fed, state, fed.begin(index))
         finals.append(state)
         mapped.append(mapped_files() - before)
-    a, b = finals
-    assert same_bits(a.models, b.models) and a.labels == b.labels
-    assert all(same_bits(a.latest[c], b.latest[c]) for c in a.latest)
-    assert mapped[0] == 0 < mapped[1] <= len(b.latest)
+    assert same(*finals)
+    assert mapped[0] == 0 < mapped[1] <= len(finals[1].latest)

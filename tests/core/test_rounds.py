@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import tests.tiny
 import torch
 
@@ -41,12 +40,3 @@ def test_a_run_counts_models_up_and_down_in_every_round(tmp_path: Path) -> None:
     assert trained["to_clients"] == 3 * clients * theta
     assert summary["bytes"]["evaluate"]["to_clients"] >= 3 * clients * theta  # the model served, to be tested
     assert "embed" not in summary["bytes"]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
-    whole = runner.run(tests.tiny.config(rounds=3), tmp_path / "whole").summary["bytes"]
-    with pytest.raises(tests.tiny.Stop):
-        runner.run(tests.tiny.config(rounds=3), tmp_path / "parts", observer=tests.tiny.StopAfter(2))
-    assert runner.run(tests.tiny.config(rounds=3), tmp_path / "parts", resume=True).summary["bytes"] == whole
-    assert whole["embed"]["to_server"] > 0

@@ -20,11 +20,11 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from flwr.app import Context, Message, RecordDict
 from safetensors import SafetensorError
+from tests.e2e.shell import called
 from tests.engines.flower.loopback import LoopbackGrid
 
 from emdcfl.apps import server
 from emdcfl.apps.options import Options
-from emdcfl.cli import main
 from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
@@ -238,7 +238,7 @@ def test_a_node_that_is_enrolled_and_no_client_of_the_run_is_told(tmp_path: Path
         assert sum("not a client of this run: c;" in message for message in caplog.messages) == told
 
 
-def test_a_node_repairs_its_own_files_and_its_owner_reads_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_repairs_its_own_files_and_its_owner_reads_the_page(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain, messy = own(tmp_path, "tables"), tmp_path / "messy"
     messy.mkdir()
     for name in "abc":
@@ -260,16 +260,10 @@ def test_a_node_repairs_its_own_files_and_its_owner_reads_the_page(tmp_path: Pat
         config = read_config(places["b"] / "node.toml")
         site = read_site("b", tmp_path, config, job)
     assert torch.equal(site.train.x, whole.sites[1].train.x) and torch.equal(site.train.y, whole.sites[1].train.y)
-    with pytest.raises(SystemExit) as done:
-        main(["node", "data", str(places["b"]), "--html", str(tmp_path / "b.html")])
-    printed = capsys.readouterr().out
-    assert (
-        done.value.code == 0
-        and "home-b" not in printed.split("options such as")[0]
-        and "'n' at b-town" in printed
-        and "Unnamed: 0" in printed
-    )
-    assert 'drop = ["COLUMN"]' in printed  # an owner has no command line to add options to
+    ended = called(capfd, "node", "data", places["b"], "--html", tmp_path / "b.html")
+    assert ended.code == 0 and "'n' at b-town" in ended.out and "Unnamed: 0" in ended.out
+    assert "home-b" not in ended.out.split("options such as")[0]
+    assert 'drop = ["COLUMN"]' in ended.out  # an owner has no command line to add options to
     assert (tmp_path / "b.html").is_file()
 
 
@@ -356,10 +350,9 @@ def test_a_node_that_cannot_write_its_log_releases_nothing_and_says_so(tmp_path:
     assert "client 'b' did not answer the survey: its node cannot read or write its files" in caplog.text
 
 
-def test_a_name_in_any_script_is_written_so_that_it_can_be_read(tmp_path: Path) -> None:
+def test_a_name_in_any_script_is_written_so_that_it_can_be_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.csv").write_text("x,label\n1,a\n", encoding="utf-8")
-    with pytest.raises(SystemExit, match="0"):
-        main(["node", "init", str(tmp_path / "home"), "--data", str(tmp_path / "a.csv"), "--name", "\U00020bb7"])
+    assert called(capfd, "node", "init", tmp_path / "home", "--data", tmp_path / "a.csv", "--name", "\U00020bb7").code == 0
     assert read_config(tmp_path / "home" / "node.toml").name == "\U00020bb7"
 
 
@@ -395,11 +388,12 @@ def test_nodes_of_different_kinds_and_a_missing_folder_are_told(tmp_path: Path, 
 @pytest.mark.parametrize(
     "address", ["fl.example.org", "https://fl.example.org:8000", "fl.example.org:", "fl.example.org:8000/x", "fl.example.org:80000"]
 )
-def test_an_address_that_flower_cannot_use_is_told_before_anything_is_made(tmp_path: Path, address: str) -> None:
+def test_an_address_that_flower_cannot_use_is_told_before_anything_is_made(
+    tmp_path: Path, address: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     table(tmp_path / "a.csv", 0.0)
-    with pytest.raises(SystemExit) as done:
-        main(["node", "init", str(tmp_path / "home"), "--data", str(tmp_path / "a.csv"), "--name", "a", "--superlink", address])
-    assert done.value.code == 2 and not (tmp_path / "home").exists()
+    ended = called(capfd, "node", "init", tmp_path / "home", "--data", tmp_path / "a.csv", "--name", "a", "--superlink", address)
+    assert ended.code == 2 and not (tmp_path / "home").exists()
 
 
 def test_outside_a_federation_the_engine_says_how_to_start(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 from tests.data.own.test_cleaning import WORDS, write
+from tests.e2e.shell import called
 
 import emdcfl
-from emdcfl.cli import main
 from emdcfl.data.own import check_folder, load_folder
 from emdcfl.data.own.checking.check import check_options, check_site
 from emdcfl.data.own.checking.columns import ColumnProfile, Doubt, SiteColumn
@@ -88,11 +88,10 @@ def test_what_is_said_of_all_sites_counts_every_site(tmp_path: Path) -> None:
     assert columns["due"].range_over() == "2024-01-01 to 2024-01-28; early, late"
 
 
-def test_terminal_and_html_say_the_same(traps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_and_html_say_the_same(traps: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (traps / "north.csv").rename(traps / "a <b>.csv")
-    with pytest.raises(SystemExit):
-        main(["data", "check", str(traps), "--html", str(tmp_path / "page.html")])
-    printed, page = " ".join(capsys.readouterr().out.split()), (tmp_path / "page.html").read_text()
+    printed = " ".join(called(capfd, "data", "check", traps, "--html", tmp_path / "page.html").out.split())
+    page = (tmp_path / "page.html").read_text()
     page = re.sub('<span class="option">(.*?)</span>', r"\1", page)
     blocks = data_page(check_folder(traps)).blocks
     assert [block.title for block in blocks if block.rows] == ["Sites", "Classes", "Columns", "Signature"]
@@ -104,18 +103,15 @@ def test_terminal_and_html_say_the_same(traps: Path, tmp_path: Path, capsys: pyt
     assert "a <b>" not in page and "http:" not in page and "https:" not in page and "src=" not in page
 
 
-def test_repairs_make_the_folder_ready(traps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repairs_make_the_folder_ready(traps: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "fix.toml"
-    with pytest.raises(SystemExit) as done:
-        main(["data", "check", str(traps), "--fix", str(recipe)])
-    assert done.value.code == 0 and "with them: ready to run" in capsys.readouterr().out
+    ended = called(capfd, "data", "check", traps, "--fix", recipe)
+    assert ended.code == 0 and "with them: ready to run" in ended.out
     options = tomllib.loads(recipe.read_text())["scenario"]
     assert options["merge_labels"] and options["date"] == ["visit"] and sorted(options["missing"]) == ["-999", "refused"]
     assert sorted(options["drop"]) == ["code", "extra", "patient_id", "scanner"]
     assert check_folder(traps).errors  # the files stay as they are
-    with pytest.raises(SystemExit) as done:
-        main(["data", "check", str(recipe), "--json"])
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(called(capfd, "data", "check", recipe, "--json").out)
     assert report["ok"] and report["classes"] == ["benign", "malignant"] and len(report["repairs"]) == 3
     assert [column["name"] for column in report["columns"] if column["feature"]] == [
         "size",
@@ -130,17 +126,14 @@ def test_repairs_make_the_folder_ready(traps: Path, tmp_path: Path, capsys: pyte
     assert list(result.clients) == ["north", "south", "west"] and result.about.classes == ("benign", "malignant")
     moved = override(load(recipe), {"scenario": "folder", "scenario.path": "elsewhere"}, "command line").scenario.options
     assert moved["path"] == "elsewhere" and moved["drop"] == options["drop"]  # emdcfl run RECIPE --data elsewhere
-    with pytest.raises(SystemExit):
-        main(["data", "check", str(traps), "--fix", str(recipe)])
-    assert "exists; choose another file" in capsys.readouterr().err
+    assert "exists; choose another file" in called(capfd, "data", "check", traps, "--fix", recipe).err
     again, page = tmp_path / "again.toml", tmp_path / "page.html"
-    with pytest.raises(SystemExit) as done:
-        main(["data", "check", str(traps), "--fix", str(again), "--html", str(page), "--json"])
-    assert done.value.code == 0 and json.loads(capsys.readouterr().out)["fix"] == str(again)
+    ended = called(capfd, "data", "check", traps, "--fix", again, "--html", page, "--json")
+    assert ended.code == 0 and json.loads(ended.out)["fix"] == str(again)
     assert again.read_text() == recipe.read_text() and page.is_file()
 
 
-def test_small_sites_and_columns_that_a_site_left_empty_are_repaired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_sites_and_columns_that_a_site_left_empty_are_repaired(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data, recipe = tmp_path / "data", tmp_path / "fix.toml"
     for seed, site in enumerate("abcde"):
         n = 4 if site in "de" else 60
@@ -148,16 +141,13 @@ def test_small_sites_and_columns_that_a_site_left_empty_are_repaired(tmp_path: P
         write(
             data / f"{site}.csv", WORDS, n=n, seed=seed, dose=lambda i, e=empty: "" if e else i % 7, room=lambda i, n=n: i if n > 9 else ""
         )
-    main_options = ["data", "check", str(data), "--fix", str(recipe)]
-    with pytest.raises(SystemExit) as done:
-        main(main_options)
-    assert done.value.code == 0 and "with them: ready to run" in capsys.readouterr().out
+    ended = called(capfd, "data", "check", data, "--fix", recipe)
+    assert ended.code == 0 and "with them: ready to run" in ended.out
     text = recipe.read_text()
     options = tomllib.loads(text)["scenario"]
     assert options["leave_out"] == ["d", "e"] and "dose" in options["drop"] and "# no value at c," in text
-    with pytest.raises(SystemExit) as done:  # flags add to the lists of a config
-        main(["data", "check", str(recipe), "--drop", "age", "--leave-out", "c", "--json"])
-    report = json.loads(capsys.readouterr().out)
+    # flags add to the lists of a config
+    report = json.loads(called(capfd, "data", "check", recipe, "--drop", "age", "--leave-out", "c", "--json").out)
     assert [client["name"] for client in report["clients"]] == ["a", "b"]
     left = {column["name"] for column in report["columns"] if not column["feature"]} | {"age", "dose"}
     assert not left & {column["name"] for column in report["columns"] if column["feature"]}
