@@ -16,7 +16,6 @@ from emdcfl.core.errors import ConfigError, nearest
 NONE = "none"
 """How ``None`` is written where the format has no word for it (TOML)."""
 
-
 MAX_DEPTH = 32
 """Levels of tables and lists in TOML; a run has three or four."""
 

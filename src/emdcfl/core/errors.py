@@ -13,7 +13,6 @@ from emdcfl.core.units import some
 MAX_MESSAGE = 1500
 """Characters of a message, which may quote text of any length."""
 
-
 FEW, MANY = 12, 40
 """Valid names that a message lists beside the nearest one, and at most."""
 

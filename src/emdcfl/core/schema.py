@@ -134,9 +134,10 @@ def _check_tensor(
         if isinstance(value, Tensor):
             got = str(value.dtype if value.layout is torch.strided else value.layout)
         raise ClientError(f"expected {name} as {field.kind}, got {got}")
-    if not _fits(value.shape, field, dims):
-        sizes = (dims[s] if isinstance(s, str) else "any" if s is None else s for s in field.shape)
-        raise ClientError(f"expected {name} of shape {tuple(sizes)}, got {tuple(value.shape)}")
+    wanted = [dims[size] if isinstance(size, str) else size for size in field.shape]
+    if len(value.shape) != len(wanted) or any(want not in (None, have) for want, have in zip(wanted, value.shape, strict=True)):
+        sizes = tuple("any" if want is None else want for want in wanted)
+        raise ClientError(f"expected {name} of shape {sizes}, got {tuple(value.shape)}")
     if squares is not None and field.shape == STATE and value.device.type == "cpu":
         squares[name] = _sum_of_squares(value)
         known_finite = math.isfinite(squares[name])
@@ -152,11 +153,6 @@ def _sum_of_squares(value: Tensor) -> float:
     flat = value.detach().numpy()  # see finite
     with np.errstate(over="ignore", invalid="ignore"):
         return float(flat @ flat)
-
-
-def _fits(shape: torch.Size, field: Field, dims: Mapping[str, int]) -> bool:
-    wanted = [dims[want] if isinstance(want, str) else want for want in field.shape]
-    return len(shape) == len(wanted) and all(want in (None, have) for want, have in zip(wanted, shape, strict=True))
 
 
 def _check_range(name: str, smallest: float, largest: float, field: Field, dims: Mapping[str, int]) -> None:

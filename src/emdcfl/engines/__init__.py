@@ -22,7 +22,6 @@ from emdcfl.engines.local.sequential import pick_device
 
 ENGINES = ("auto", "sequential", "batched", "cuda", "flower")
 
-
 SMALL_STEP = 1.0e7
 """Largest step that is faster in a stack: multiply-adds of one client's forward pass over one batch."""
 

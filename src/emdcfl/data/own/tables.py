@@ -162,11 +162,6 @@ class TableEncoding:
                         out[row, number[word]] = 1
         return out
 
-    def unknown(self, table: pa.Table) -> list[str]:
-        """Return the words of a table that are encoded as none, each after its column; gaps are none."""
-        texts = [column for column in self.columns if isinstance(column, Categorical)]
-        return [f"{c.name} {word!r}" for c in texts for word in sorted({*c.read(table)} - {"", *c.words})]
-
     def other_sizes(self, *tables: pa.Table) -> list[str]:
         """Return the columns whose mean and spread are both ``OTHER_SIZE`` times those of training or more, or as many times less."""
         columns = [c for c in self.columns if isinstance(c, Numeric) and not c.date]
@@ -182,8 +177,10 @@ class TableEncoding:
 
     def doubts(self, *tables: pa.Table) -> Iterator[tuple[str, list[str]]]:
         """Yield what looks wrong in new tables, each with the words for its ``{words}``."""
-        if words := list(dict.fromkeys(word for table in tables for word in self.unknown(table))):
-            yield "words that the model does not know are read as missing: {words}", words
+        texts = [column for column in self.columns if isinstance(column, Categorical)]
+        unknown = [f"{c.name} {word!r}" for table in tables for c in texts for word in sorted({*c.read(table)} - {"", *c.words})]
+        if unknown:
+            yield "words that the model does not know are read as missing: {words}", list(dict.fromkeys(unknown))
         if columns := self.other_sizes(*tables):
             yield "numbers much larger or smaller than in training: {words}; if the units differ, convert them", columns
 

@@ -111,8 +111,7 @@ def _note(scale: str, caps: Scale, shares: Sequence[Share], kept: Sequence[Share
     return (
         f"scale {scale}: {len(kept)} of {len(shares)} clients, at most {caps.train}/{caps.val}/{caps.test} train/val/test samples each, "
         f"by default {caps.rounds} rounds (paper: {training['rounds']}) of {caps.local_epochs} epochs (paper: {training['local_epochs']})"
-        f"{batches}; "
-        f"the construction is the same"
+        f"{batches}; the construction is the same"
     )
 
 

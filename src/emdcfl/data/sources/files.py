@@ -91,15 +91,12 @@ def _download(repo: str, split: str, folder: Path) -> list[Path]:
 
 def _fetch(hub: Any, repo: str, file: str, expected: str | None, folder: Path) -> Path:
     path = Path(hub.hf_hub_download(repo, file, repo_type="dataset", local_dir=folder))
-    if expected is not None and _digest(path) != expected:
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if expected not in (None, found):
         path.unlink()
         raise DataError(f"{file} of {repo} arrived damaged (its SHA-256 is not the one the hub reports) and was deleted: run again")
     return path
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def natural_table(name: str, data_root: str | Path | None = None) -> pa.Table:

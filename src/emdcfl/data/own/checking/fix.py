@@ -126,8 +126,8 @@ def write_recipe(path: str, options: Mapping[str, Any], reasons: Mapping[str, st
         "# Repairs proposed by 'emdcfl data check --fix'. Read and correct them; your files stay as they are.",
         "# Then: emdcfl data check THIS_FILE, and emdcfl run THIS_FILE",
         "[scenario]",
-        *_line("name", "folder", ""),
-        *_line("path", path, ""),
+        'name = "folder"',
+        f"path = {_value(path)}",
     ]
     for name, value in options.items():
         if isinstance(value, list):
@@ -135,13 +135,9 @@ def write_recipe(path: str, options: Mapping[str, Any], reasons: Mapping[str, st
             lines += [f"    {_value(entry)},{_comment(reasons.get(f'{name}.{entry}', ''))}" for entry in value]
             lines.append("]")
         else:
-            lines += _line(name, value, reasons.get(name, ""))
+            lines.append(f"{name} = {_value(value)}{_comment(reasons.get(name, ''))}")
     lines += [f"# {name}:{_comment(reasons[name]).removeprefix('  #')}" for name in ("label_map", "only", "units") if name in reasons]
     return "\n".join(lines) + "\n"
-
-
-def _line(name: str, value: Any, why: str) -> list[str]:
-    return [f"{name} = {_value(value)}{_comment(why)}"]
 
 
 def _value(value: Any) -> str:

@@ -17,7 +17,6 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 EXCEL_SUFFIXES = frozenset({".xlsx", ".xlsm"})
 TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"}) | EXCEL_SUFFIXES
 
-
 _TABLES = (".xls", ".ods", ".numbers", ".sav", ".dta", ".sas7bdat", ".rds", ".feather", ".arrow")
 _ARCHIVES = (".zip", ".gz", ".tar", ".7z", ".rar", ".bz2", ".xz")
 _IMAGES = (".nii", ".mha", ".svs", ".heic", ".npy")

@@ -91,15 +91,13 @@ def common_units(found: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     units: dict[str, str] = {}
     for name in dict.fromkeys(name for own in found.values() for name in own):
         at: dict[str, list[str]] = {}
-        spelled: dict[str, str] = {}
         for client, own in found.items():
             if name in own:
                 at.setdefault(same_unit(own[name]), []).append(client)
-                spelled.setdefault(same_unit(own[name]), own[name])
         if len(at) > 1:
-            where = "; ".join(f"{spelled[unit]} at {names(clients)}" for unit, clients in at.items())
+            where = "; ".join(f"{found[clients[0]][name]} at {names(clients)}" for clients in at.values())
             raise DataError(f"column {name!r} has different units ({where}): convert it to one, or leave it out with --drop {quote(name)}")
-        units[name] = next(iter(spelled.values()))
+        units[name] = next(own[name] for own in found.values() if name in own)
     return units
 
 

@@ -31,7 +31,6 @@ Open = Callable[["Context"], Node]
 Answer = Callable[[Any, Any], dict[str, Any]]  # from the node and the decoded request
 Logged = Literal["all", "failures", "nothing"]
 
-
 MAX_ALONG = 8
 """Tasks that may come along with another one, or with the greeting."""
 
