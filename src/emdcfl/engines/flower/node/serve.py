@@ -140,18 +140,20 @@ def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> dict
     return distrusted
 
 
-def make_app(open_node: Open, **more: Answer) -> ClientApp:
-    """Return a ``ClientApp`` that answers ``hello``, ``ping``, every registered task, and ``more``, each as ``query.<name>``.
+def make_app(open_node: Open, survey: Answer | None = None) -> ClientApp:
+    """Return a ``ClientApp`` that answers ``hello``, ``ping``, every registered task, and a ``survey``, each as ``query.<name>``.
 
     ``open_node`` makes the node from Flower's ``Context``, which has the node's config.
     """
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
-    greet = _greeting(more[SURVEY]) if SURVEY in more else hello
-    answers: dict[str, Answer] = {HELLO: greet, PING: ping, **dict.fromkeys(TASKS, perform_all), **more}
-    for name, function in answers.items():
-        app.query(name)(_handler(open_node, function, logged="all" if name in more else "nothing" if name == PING else "failures"))
+    answers: dict[str, tuple[Answer, Logged]] = dict.fromkeys(TASKS, (perform_all, "failures"))
+    answers |= {HELLO: (hello, "failures"), PING: (ping, "nothing")}
+    if survey is not None:
+        answers |= {HELLO: (_greeting(survey), "failures"), SURVEY: (survey, "all")}
+    for name, (function, logged) in answers.items():
+        app.query(name)(_handler(open_node, function, logged=logged))
     return app
 
 
