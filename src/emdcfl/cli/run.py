@@ -36,6 +36,14 @@ TRAINING, MACHINES = "Training", "Engine and machines"
 """Headings of options in the help."""
 
 
+def _training(help: str, default: str | bool = "the scenario's") -> Any:
+    return typer.Option(help=help, show_default=default, rich_help_panel=TRAINING)
+
+
+def _machines(help: str, default: str | bool = "auto") -> Any:
+    return typer.Option(help=help, show_default=default, rich_help_panel=MACHINES)
+
+
 def build_config(config: Path | None, flags: Mapping[str, Any], settings: Sequence[str]) -> Config:
     """Return the config: the file, then the flags that were given, then ``--set``."""
     if config is not None and config.is_dir():
@@ -71,48 +79,24 @@ def run(
     method: Annotated[
         str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl", autocompletion=complete_methods)
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's", rich_help_panel=TRAINING)] = None,
-    local_epochs: Annotated[
-        int | None, typer.Option(help="Local epochs E per round.", show_default="the scenario's", rich_help_panel=TRAINING)
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Local batch size B.", show_default="the scenario's", rich_help_panel=TRAINING)
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate of local SGD.", show_default="the scenario's", rich_help_panel=TRAINING)
-    ] = None,
+    rounds: Annotated[int | None, _training("Global rounds T.")] = None,
+    local_epochs: Annotated[int | None, _training("Local epochs E per round.")] = None,
+    batch_size: Annotated[int | None, _training("Local batch size B.")] = None,
+    lr: Annotated[float | None, _training("Learning rate of local SGD.")] = None,
     personalize: Annotated[
         str | None,
-        typer.Option(
-            help="Every client fine-tunes its model after the last round: off, on or if-it-pays.",
-            show_default="the scenario's; own data: if-it-pays",
-            rich_help_panel=TRAINING,
-        ),
+        _training("Every client fine-tunes its model after the last round: off, on or if-it-pays.", "the scenario's; own data: if-it-pays"),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same results.", show_default="0")] = None,
-    participants: Annotated[int | None, typer.Option(help="Clients drawn per round.", show_default="all", rich_help_panel=TRAINING)] = None,
+    participants: Annotated[int | None, _training("Clients drawn per round.", "all")] = None,
     hold_out: Annotated[
-        str | None,
-        typer.Option(
-            help="Leave the sites A,B,… out of training. After the run, place them without labels and test them.",
-            show_default=False,
-            rich_help_panel=TRAINING,
-        ),
+        str | None, _training("Leave the sites A,B,… out of training. After the run, place them without labels and test them.", False)
     ] = None,
     scale: Scale = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto", rich_help_panel=MACHINES)] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Processes of the sequential engine. Their number does not change the results.", show_default="1", rich_help_panel=MACHINES
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="auto, sequential, batched, cuda or flower.", show_default="auto", rich_help_panel=MACHINES)
-    ] = None,
-    federation: Annotated[
-        Path | None, typer.Option(help="Run over the nodes of this federation; see 'emdcfl federation'.", rich_help_panel=MACHINES)
-    ] = None,
+    device: Annotated[str | None, _machines("auto, cpu, cuda or cuda:N.")] = None,
+    workers: Annotated[int | None, _machines("Processes of the sequential engine. Their number does not change the results.", "1")] = None,
+    engine: Annotated[str | None, _machines("auto, sequential, batched, cuda or flower.")] = None,
+    federation: Annotated[Path | None, _machines("Run over the nodes of this federation; see 'emdcfl federation'.", False)] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Set any key of a config, for example --set method.tolerance=0.03; repeatable.")
     ] = None,
@@ -124,12 +108,7 @@ def run(
         typer.Option(help=f"Also follow the run with {', '.join(TRACKERS)}; repeatable.", autocompletion=lambda: list(TRACKERS)),
     ] = None,
     budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Time that the run may take, for example 10m or 2h. Rounds and epochs are reduced if necessary.",
-            show_default="none",
-            rich_help_panel=TRAINING,
-        ),
+        str | None, _training("Time that the run may take, for example 10m or 2h. Rounds and epochs are reduced if necessary.", "none")
     ] = None,
     keep_baselines: Annotated[
         bool, typer.Option("--keep-baselines", help="Also keep the models of these comparisons on disk.", rich_help_panel=PANEL)
