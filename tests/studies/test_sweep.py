@@ -130,8 +130,7 @@ def test_interval_without_pairs_on_one_side() -> None:
 
 @pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
 def test_sweep_agrees_with_its_interval(taken: Snapshot, tmp_path: Path, solver: str) -> None:
-    records = sweep(taken, [Setting(0.9, solver=solver)], [0.0, 0.01, 0.03, 0.1, 1.9])
-    (record,) = records
+    record = sweep(taken, Setting(0.9, solver=solver), [0.0, 0.01, 0.03, 0.1, 1.9])
     for epsilon, value in zip(record["epsilons"], record["ari"], strict=True):
         assert (value == 1.0) == (record["low"] < epsilon <= record["high"])
     assert record["ari"][-1] == 0.0  # everything in one cluster

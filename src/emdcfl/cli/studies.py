@@ -150,7 +150,7 @@ def sweep_(
     records, failed, tolerances = [], [], _numbers(epsilons, "--epsilons")
     for setting in settings:  # one that a solver gives up on must not cost the others
         try:
-            records += [{"scenario": config.scenario.name, **r} for r in sweep(snapshot, [setting], tolerances)]
+            records.append({"scenario": config.scenario.name, **sweep(snapshot, setting, tolerances)})
         except EmdcflError as error:
             failed.append(f"{setting.name}: {error}")
     if not records:

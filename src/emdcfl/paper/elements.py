@@ -235,7 +235,7 @@ def ari_sweep(context: Context) -> int:
     for title, snapshot in _snapshots(context):
         for solver in context.spec.solvers:
             settings = [sweep.Setting(ratio, solver=solver, seed=context.seeds[0]) for ratio in context.scale.ratios]
-            found = sweep.sweep(snapshot, settings)
+            found = [sweep.sweep(snapshot, setting) for setting in settings]
             maps.append((f"{title}, {solver}", found))
             records += [{"scenario": title, **record} for record in found]
     context.write("figure.png", plots.ari_maps(maps, title=_title(context), columns=len(context.spec.solvers) if len(maps) > 2 else 2))

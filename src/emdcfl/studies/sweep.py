@@ -129,27 +129,22 @@ def interval(snapshot: Snapshot, matrix: Matrix) -> tuple[float, float]:
     return low, high
 
 
-def sweep(snapshot: Snapshot, settings: Sequence[Setting], epsilons: Sequence[float] = EPSILONS) -> list[dict[str, Any]]:
-    """Return one record per setting: ARI at every tolerance and at the automatic one, the interval of right tolerances, τ."""
-    records = []
-    for setting in settings:
-        matrix = measure(snapshot, setting)
-        low, high = interval(snapshot, matrix)
-        records.append(
-            {
-                "cost": setting.cost,
-                "solver": setting.solver,
-                "reg": setting.reg,
-                "ratio": setting.ratio,
-                "epsilons": list(epsilons),
-                "ari": [ari(snapshot, matrix, e) for e in epsilons],
-                "auto": ari(snapshot, matrix, matrix.automatic()),
-                "low": low if np.isfinite(low) else None,
-                "high": high if np.isfinite(high) else None,
-                "tau": float(np.median(matrix.tau)),
-            }
-        )
-    return records
+def sweep(snapshot: Snapshot, setting: Setting, epsilons: Sequence[float] = EPSILONS) -> dict[str, Any]:
+    """Return what a setting gives: ARI at every tolerance and at the automatic one, the interval of right tolerances, τ."""
+    matrix = measure(snapshot, setting)
+    low, high = interval(snapshot, matrix)
+    return {
+        "cost": setting.cost,
+        "solver": setting.solver,
+        "reg": setting.reg,
+        "ratio": setting.ratio,
+        "epsilons": list(epsilons),
+        "ari": [ari(snapshot, matrix, e) for e in epsilons],
+        "auto": ari(snapshot, matrix, matrix.automatic()),
+        "low": low if np.isfinite(low) else None,
+        "high": high if np.isfinite(high) else None,
+        "tau": float(np.median(matrix.tau)),
+    }
 
 
 def write_sweep(records: Sequence[dict[str, Any]], out: Path) -> None:
