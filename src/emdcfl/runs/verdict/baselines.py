@@ -86,14 +86,13 @@ def _finished(result: Result, config: Config, place: Path | None) -> Result | No
 
 def _regression(name: str, alone: Result, scenario: Scenario) -> Result:
     """Return a regression at every site, in the place of the networks trained alone."""
-    rows = regression_rows(scenario, alone.clients, alone.summary["rounds"], alone.config.run.seed)
+    by_name = {site.name: site for site in scenario.sites}
+    sites = [by_name[client] for client in alone.clients]
+    rows = regression_rows(scenario, sites, alone.summary["rounds"], alone.config.run.seed)
     kept = ("scenario", "seed", "rounds", "finished", "k", "clients", "classes", "groups", "clusters", "scored", "versions")
     about = {key: alone.summary[key] for key in kept}
     summary = {"method": name, **about, "ari": None, **scores_of(rows, scenario), "notes": []}
-    if scenario.target is None:
-        summary["most_frequent"] = most_frequent(scenario, alone.clients)
-    else:
-        summary["training_mean"] = training_mean(scenario, alone.clients)
+    summary |= {"most_frequent": most_frequent(sites)} if scenario.target is None else {"training_mean": training_mean(sites)}
     if alone.folder is not None:
         place = alone.folder.parent / name
         make_folder(place)

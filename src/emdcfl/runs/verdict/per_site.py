@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,26 +29,23 @@ def is_table(scenario: Scenario) -> bool:
     return scenario.sites[0].train.x.dim() == 2
 
 
-def regression_rows(scenario: Scenario, clients: tuple[str, ...], round: int, seed: int) -> list[MetricsRow]:
-    """Fit and test one regression per client; rows as ``scoring.score`` makes them."""
-    sites = {site.name: site for site in scenario.sites}
-    return [{"round": round, "client": c, "cluster": None, "train_loss": None, **_tested(scenario, sites[c], seed)} for c in clients]
+def regression_rows(scenario: Scenario, sites: Sequence[Site], round: int, seed: int) -> list[MetricsRow]:
+    """Fit and test one regression per site; rows as a test of the round makes them."""
+    return [{"round": round, "client": site.name, "cluster": None, "train_loss": None, **_tested(scenario, site, seed)} for site in sites]
 
 
-def most_frequent(scenario: Scenario, clients: tuple[str, ...]) -> dict[str, list[float]]:
-    """Return how often every client's most frequent training class is right on its test samples (those of the first variant)."""
-    sites = {site.name: site for site in scenario.sites}
-    tests = [next(iter(sites[c].tests.values())).y for c in clients]
-    guesses = [sites[c].train.y.bincount(minlength=1).argmax() for c in clients]
+def most_frequent(sites: Sequence[Site]) -> dict[str, list[float]]:
+    """Return how often every site's most frequent training class is right on its test samples (those of the first variant)."""
+    tests = [next(iter(site.tests.values())).y for site in sites]
+    guesses = [site.train.y.bincount(minlength=1).argmax() for site in sites]
     right = [float((y == guess).double().mean()) if len(y) else 0.0 for y, guess in zip(tests, guesses, strict=True)]
     return {"sites": right, "tested": [len(y) for y in tests]}
 
 
-def training_mean(scenario: Scenario, clients: tuple[str, ...]) -> dict[str, list[float]]:
-    """Return the R² of answering the mean of every client's training numbers, with its standard error (first test variant)."""
-    sites = {site.name: site for site in scenario.sites}
-    tests = [next(iter(sites[c].tests.values())).y for c in clients]
-    errors = [(y.double() - sites[c].train.y.double().mean()) ** 2 for c, y in zip(clients, tests, strict=True)]
+def training_mean(sites: Sequence[Site]) -> dict[str, list[float]]:
+    """Return the R² of answering the mean of every site's training numbers, with its standard error (first test variant)."""
+    tests = [next(iter(site.tests.values())).y for site in sites]
+    errors = [(y.double() - site.train.y.double().mean()) ** 2 for site, y in zip(sites, tests, strict=True)]
     pairs = list(zip(errors, tests, strict=True))
     return {
         "sites": [objective.r_squared(e, y) for e, y in pairs],
