@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date
 from importlib.resources import files as resources
 from pathlib import Path
@@ -155,10 +155,10 @@ def run_context(run: Run) -> dict[str, Any]:
         "facts": _facts(run),
         "drawn": drawn,
         "rounds": [(v, drawing) for v in run.variants if (drawing := charts.round_lines(run, v)) is not None],
-        "clusters": _clusters(run),
+        "clusters": list(_clusters(run)),
         "splits": split_rows(splits),
         "tree": split_tree(run, splits) if splits else [],
-        "table": _table(run),
+        "table": list(_table(run)),
         "worth": [{"what": what, "score": score, "gain": gain} for what, score, gain in worth_rows(s, others)] if others else [],
         "gains": charts.gain_rows(run),
         "unseen": _unseen(s),
@@ -246,52 +246,43 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     return facts
 
 
-def _clusters(run: Run) -> list[dict[str, Any]]:
-    if run.clusters is None:
-        return []
-    found, largest = [], max(map(len, run.members.values()))
-    for k, at in run.members.items():
+def _clusters(run: Run) -> Iterator[dict[str, Any]]:
+    largest = max(map(len, run.members.values()), default=0)
+    for k, at in run.members.items():  # none where the method has no clusters
         scores = [a for i in at if (a := run.score_at(run.clients[i], run.variants[0])) is not None]
-        found.append(
-            {
-                "k": k,
-                "colour": run.colours[k],
-                "members": [run.clients[i] for i in at],
-                "share": 100 * len(at) / largest,
-                "groups": [] if run.groups is None else list(dict.fromkeys(run.groups[i] for i in at)),
-                "mean": sum(scores) / len(scores) if scores else None,
-                "worst": min(scores, default=None),
-                "distances": (run.reading or {"clusters": {}})["clusters"].get(str(k)),
-            }
-        )
-    return found
+        yield {
+            "k": k,
+            "colour": run.colours[k],
+            "members": [run.clients[i] for i in at],
+            "share": 100 * len(at) / largest,
+            "groups": [] if run.groups is None else list(dict.fromkeys(run.groups[i] for i in at)),
+            "mean": sum(scores) / len(scores) if scores else None,
+            "worst": min(scores, default=None),
+            "distances": (run.reading or {"clusters": {}})["clusters"].get(str(k)),
+        }
 
 
-def _table(run: Run) -> list[dict[str, Any]]:
+def _table(run: Run) -> Iterator[dict[str, Any]]:
     """One row per client listed, in the order of clusters."""
-    rows = []
     rmse = score_of(run.summary)["variants"].get(run.variants[0], {}).get("rmse", {}).get("sites", [])
     for i in _listed(run):
         client, row = run.clients[i], run.last.get(run.clients[i])
         interval = None if row is None else row_interval(row, run.variants[0])
         edges = {} if run.pairs is None else {side: run.pairs.edge(i, same=side == "inside") for side in ("inside", "outside")}
-        rows.append(
-            {
-                "client": client,
-                "cluster": None if run.clusters is None else run.clusters[i],
-                "colour": "kx" if run.clusters is None else run.colours[run.clusters[i]],
-                "group": None if run.groups is None else run.groups[i],
-                "score": {v: run.score_at(client, v) for v in run.variants},
-                "interval": None if interval is None else interval.range,
-                "rmse": rmse[i] if i < len(rmse) else None,
-                "fine_tuned": run.fine_tuned.get(client),
-                "baselines": {name: b.score_at(client, run.variants[0]) for name, b in run.baselines.items()},
-                "samples": None if row is None else (row.get("test_samples") or {}).get(run.variants[0]),
-                "loss": None if row is None else row.get("train_loss"),
-                **{side: None if edge is None else (SIGNS.get(edge.kind, ""), edge.ratio) for side, edge in edges.items()},
-            }
-        )
-    return rows
+        yield {
+            "client": client,
+            "cluster": None if run.clusters is None else run.clusters[i],
+            "colour": "kx" if run.clusters is None else run.colours[run.clusters[i]],
+            "group": None if run.groups is None else run.groups[i],
+            "score": {v: run.score_at(client, v) for v in run.variants},
+            "interval": None if interval is None else interval.range,
+            "rmse": rmse[i] if i < len(rmse) else None,
+            "fine_tuned": run.fine_tuned.get(client),
+            "baselines": {name: b.score_at(client, run.variants[0]) for name, b in run.baselines.items()},
+            "samples": None if row is None else (row.get("test_samples") or {}).get(run.variants[0]),
+            "loss": None if row is None else row.get("train_loss"),
+            **{side: None if edge is None else (SIGNS.get(edge.kind, ""), edge.ratio) for side, edge in edges.items()},
+        }
 
 
 def _listed(run: Run) -> list[int]:

@@ -52,8 +52,7 @@ class Cell:
     def text(self, metric: str) -> str:
         if metric == "rmse":
             return quantity(self.mean) + ("" if self.std is None else f" ± {self.std:.2g}")
-        digits = DIGITS.get(metric, 2)
-        return f"{self.mean:.{digits}f}" + ("" if self.std is None else f" ± {self.std:.{digits}f}")
+        return Value(self.mean, self.std).text(DIGITS.get(metric, 2))
 
 
 @dataclass(frozen=True)
@@ -384,15 +383,8 @@ def unseen_rows(results: Sequence[ResultRow]) -> list[dict[str, Any]]:
     for key, rows in by_column.items():
         for label, members in by_label(rows).items():
             sites = [site for row in members for site in row["unseen"]]
-            alike = [site["alike"] for site in sites if site["alike"] is not None]
-            found.append(
-                {
-                    "scenario": titles[key],
-                    "method": label,
-                    "tested": sum(site["samples"] > 0 for site in sites),
-                    **mean_scores(sites),
-                    "metric": metric_of(sites[0]),
-                    "right": statistics.fmean(share > 0.5 for share in alike) if alike else None,
-                }
-            )
+            alike = [site["alike"] > 0.5 for site in sites if site["alike"] is not None]
+            tested, right = sum(site["samples"] > 0 for site in sites), statistics.fmean(alike) if alike else None
+            about = {"scenario": titles[key], "method": label, "tested": tested}
+            found.append({**about, **mean_scores(sites), "metric": metric_of(sites[0]), "right": right})
     return found
