@@ -6,7 +6,7 @@ import html
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,7 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.optional import require
 from emdcfl.core.units import quantity
 from emdcfl.methods.base import Method
-from emdcfl.runs.config import Choice, config_keys
+from emdcfl.runs.config import config_keys
 from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.watching.progress import terminal
 from emdcfl.studies import compare as studies
@@ -94,7 +94,8 @@ def compare(
     base, scenario = configure(clients, model, "emdcfl", given, groups=groups)
     if scenario is not None and jobs > 1:
         raise ConfigError(f"expected jobs = 1 for data in memory, got {jobs}: they are not sent to other processes; write them to a folder")
-    chosen = _choices(methods)
+    given_methods = [methods] if isinstance(methods, str) else methods
+    chosen = [one for m in given_methods for one in (studies.parse_methods(m) if isinstance(m, str) else [as_choice(m)])]
     if not chosen:
         raise ConfigError(f"expected at least one method, got {methods!r}")
     wanted = studies.configs(base, studies.with_fine_tuning(base, chosen), numbers)
@@ -111,15 +112,6 @@ def compare(
             write_tables(read_results(folder), folder)
             write_report(folder)
     return Comparison(rows)
-
-
-def _choices(methods: Sequence[str | Method] | str) -> list[Choice]:
-    if isinstance(methods, str):
-        return studies.parse_methods(methods)
-    found: list[Choice] = []
-    for method in methods:
-        found += studies.parse_methods(method) if isinstance(method, str) else [as_choice(method)]
-    return found
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,12 +148,11 @@ class Comparison:
         Where classes are unbalanced at more than half of the sites, also balanced accuracy and AUC.
         """
         pandas = require("pandas", "tables", "for a frame (the numbers are in comparison.rows)")
-        return pandas.DataFrame(self._records(), index=pandas.Index(self.methods, name="method"))
+        return pandas.DataFrame(list(self._records()), index=pandas.Index(self.methods, name="method"))
 
-    def _records(self) -> list[dict[str, Any]]:
+    def _records(self) -> Iterator[dict[str, Any]]:
         table, labelled = self.table, by_label(self.rows)
         (column, *_) = table.columns
-        records = []
         for label in self.methods:
             mean, against = self._cell(label), table.against.get((label, column.key))
             assert mean is not None
@@ -169,21 +160,18 @@ class Comparison:
             worst = [value for row in labelled[label] if (value := value_of(row, "worst")) is not None]
             scales = {"rmse": 1.0, "balanced": 100.0, "auc": 1.0}
             more = {name: cell.mean / by for name, by in scales.items() if (cell := self._cell(label, name)) is not None}
-            records.append(
-                {
-                    self.metric.value: mean.mean / scale,
-                    "low": math.nan if mean.interval is None else mean.interval.low,
-                    "high": math.nan if mean.interval is None else mean.interval.high,
-                    "worst": statistics.fmean(worst) / scale if worst else math.nan,
-                    **more,
-                    "against best": 0.0 if label == table.leader(column) else math.nan if against is None else against.mean,
-                    "ari": math.nan if ari is None else ari.mean,
-                    "clusters": sum(row["k"] for row in labelled[label]) / len(labelled[label]),
-                    "seconds": math.nan if seconds is None else seconds.mean,
-                    "seeds": mean.n,
-                }
-            )
-        return records
+            yield {
+                self.metric.value: mean.mean / scale,
+                "low": math.nan if mean.interval is None else mean.interval.low,
+                "high": math.nan if mean.interval is None else mean.interval.high,
+                "worst": statistics.fmean(worst) / scale if worst else math.nan,
+                **more,
+                "against best": 0.0 if label == table.leader(column) else math.nan if against is None else against.mean,
+                "ari": math.nan if ari is None else ari.mean,
+                "clusters": sum(row["k"] for row in labelled[label]) / len(labelled[label]),
+                "seconds": math.nan if seconds is None else seconds.mean,
+                "seeds": mean.n,
+            }
 
     def plot(self) -> pictures.Picture:
         """Draw mean accuracies (or R²) with their 95 % intervals, the best on top."""
@@ -220,8 +208,7 @@ class Comparison:
 class _Lines(NoOpObserver):
     """Print a line per finished run."""
 
-    def launch(self, job: studies.Job, number: int, total: int) -> None:
-        """Ignore: a line per finished run is enough."""
+    def launch(self, job: studies.Job, number: int, total: int) -> None: ...
 
     def note(self, done: studies.Done, results: Results, ended: int, total: int) -> None:
         if done.row is not None:

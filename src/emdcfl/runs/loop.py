@@ -32,14 +32,9 @@ class Observer(Protocol):
 class NoOpObserver:
     """An observer that does nothing."""
 
-    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
-        """Ignore."""
-
-    def reply(self, task: str, client: str, reply: Reply) -> None:
-        """Ignore."""
-
-    def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
-        """Ignore."""
+    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None: ...
+    def reply(self, task: str, client: str, reply: Reply) -> None: ...
+    def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None: ...
 
 
 @dataclass(frozen=True)
