@@ -26,18 +26,7 @@ from emdcfl.core.schema import Reply
 from emdcfl.runs.config import config_keys
 from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.watching.progress import Pace, terminal
-from emdcfl.studies.compare import (
-    ComparisonOutcome,
-    Done,
-    Job,
-    compare,
-    configs,
-    describe_failures,
-    folds_of,
-    parse_methods,
-    parse_seeds,
-    with_fine_tuning,
-)
+from emdcfl.studies import compare as studies
 from emdcfl.studies.results import Results, read_results
 from emdcfl.studies.table_files import against_text, interval_text, records, write_tables
 from emdcfl.studies.tables import METRICS, UNSEEN_HEADS, Column, Table, build, unseen_cells, unseen_rows
@@ -100,23 +89,23 @@ def compare_(
         flags = whose_data(scenario, data, own, config) | config_keys(scale=scale, personalize=personalize, device=device)
         base = build_config(config, flags, settings)
         if leave_one_out or folds is not None:
-            chosen, numbers = parse_methods(methods), parse_seeds(seeds)
-            wanted = [one for seed in numbers for fold in folds_of(base, folds) for one in configs(fold, chosen, [seed])]
+            chosen, numbers = studies.parse_methods(methods), studies.parse_seeds(seeds)
+            wanted = [one for seed in numbers for fold in studies.folds_of(base, folds) for one in studies.configs(fold, chosen, [seed])]
         else:
-            asked = parse_methods(methods)
-            chosen = with_fine_tuning(base, asked)
-            wanted = configs(base, chosen, parse_seeds(seeds))
+            asked = studies.parse_methods(methods)
+            chosen = studies.with_fine_tuning(base, asked)
+            wanted = studies.configs(base, chosen, studies.parse_seeds(seeds))
             if len(chosen) > len(asked) and not (quiet or as_json):
                 others = ", and +ft after the methods that shall fine-tune" if base.personalize.wanted else ""
                 why = "one model fine-tuned at home is what grouping has to beat"
                 tell(console, f"{chosen[-1].name} is added: {why}; --personalize off leaves it out{others}")
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
     with ComparisonProgress(console, quiet=quiet or as_json) as screen:
-        outcome = compare(wanted, out, jobs=jobs, time_limit=time_limit, keep_runs=keep_runs, merge=merge or [], watch=screen)
+        outcome = studies.compare(wanted, out, jobs=jobs, time_limit=time_limit, keep_runs=keep_runs, merge=merge or [], watch=screen)
     conclude(console, out, outcome, as_json=as_json)
 
 
-def conclude(console: Console, out: Path, outcome: ComparisonOutcome, *, as_json: bool = False) -> None:
+def conclude(console: Console, out: Path, outcome: studies.ComparisonOutcome, *, as_json: bool = False) -> None:
     """Write the tables and the page, print the tables or all numbers as JSON, and say what is missing."""
     from emdcfl.report import write_report
 
@@ -140,7 +129,7 @@ def conclude(console: Console, out: Path, outcome: ComparisonOutcome, *, as_json
     if not as_json:
         console.print(f"{done}{left}; results, tables and report.html in {out}", soft_wrap=True)
     if outcome.failed:
-        raise ClientError(describe_failures(outcome.failed))
+        raise ClientError(studies.describe_failures(outcome.failed))
 
 
 class ComparisonProgress(NoOpObserver):
@@ -148,7 +137,7 @@ class ComparisonProgress(NoOpObserver):
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet
-        self.running: list[Job] = []
+        self.running: list[studies.Job] = []
         self.pace: Pace | None = None
         self.table: RichTable | None = None
         shown = console.is_terminal and not quiet
@@ -163,7 +152,7 @@ class ComparisonProgress(NoOpObserver):
         if self.live is not None:
             self.live.stop()
 
-    def launch(self, job: Job, number: int, total: int) -> None:
+    def launch(self, job: studies.Job, number: int, total: int) -> None:
         if self.pace is None:
             self._say(f"{total - number + 1} of {total} runs to do")
         self.running.append(job)
@@ -180,7 +169,7 @@ class ComparisonProgress(NoOpObserver):
         if self.live is None and self.pace.due():
             self._say(f"{self.running[0]}: {self.pace}")
 
-    def note(self, done: Done, results: Results, ended: int, total: int) -> None:
+    def note(self, done: studies.Done, results: Results, ended: int, total: int) -> None:
         self.running = [job for job in self.running if job != done.job]
         if self.quiet or done.row is None:
             return

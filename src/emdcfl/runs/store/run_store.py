@@ -127,12 +127,10 @@ class RunStore:
         return config
 
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows to ``metrics.jsonl``. Every row has a ``round``."""
         self._check_writable(METRICS)
         self._metrics.append(rows)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return all rows; a last line that a kill cut off is left out."""
         return self._metrics.rows()
 
     def trim_metrics(self, round: int) -> None:
@@ -158,10 +156,7 @@ class RunStore:
                 save()
 
     def load_state(self, cls: type[State]) -> tuple[int, State, dict[str, Any]] | None:
-        """Return the last committed round, its state and the extra values; ``None`` if no round was committed yet.
-
-        If the newest round is damaged, the one before it is taken, with a warning in the log.
-        """
+        """Return the last committed round that is whole, its state and the extra values; see ``Rounds.load``."""
         self._wait()
         loaded = self._rounds.load(cls)
         if loaded is not None and self._lock is not None:
