@@ -40,14 +40,8 @@ class Chromium:
         # Away from 3 and 4, so that one dup2 cannot overwrite what the next one needs.
         theirs_in, theirs_out = (self._moved(fd) for fd in (theirs_in, theirs_out))
         command = [program, *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
-        self._process = subprocess.Popen(
-            command,
-            preexec_fn=fds,
-            pass_fds=(3, 4, theirs_in, theirs_out),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, preexec_fn=fds, pass_fds=(3, 4, theirs_in, theirs_out), **silent)
         os.close(theirs_in)
         os.close(theirs_out)
         self._buffer = b""
@@ -122,11 +116,11 @@ class Chromium:
         elif event == "Network.requestWillBeSent":
             self.requests.append(values["request"]["url"])
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False, scale: float = 1) -> None:
+    def open(self, path: Path, *, width: int = 1280, dark: bool = False) -> None:
         """Show a file in a window of this size."""
         self.complaints.clear()
         self.requests.clear()
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 500)
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
         self.call("Emulation.setEmulatedMedia", features=[scheme, still])
@@ -139,9 +133,9 @@ class Chromium:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def until(self, condition: str, seconds: float = 15) -> None:
+    def until(self, condition: str) -> None:
         """Wait until an expression is true in the page."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 15
         while not self.eval(condition):
             assert time.monotonic() < end, f"never true: {condition}"
             time.sleep(0.02)
@@ -172,6 +166,6 @@ class Chromium:
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=codes[key], **extra)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=codes[key])
 
-    def picture(self, *, whole: bool = False) -> bytes:
-        """Return the window (or the whole page) as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"])
+    def picture(self) -> bytes:
+        """Return the window as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])

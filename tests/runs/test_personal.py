@@ -35,11 +35,11 @@ ON = PersonalizeConfig("on", epochs=2, lr=0.02)
 ONE = torch.ones(1)
 
 
-def personal(fed: Federation, settings: PersonalizeConfig = ON) -> FineTuned:
+def personal(fed: Federation) -> FineTuned:
     """Fine-tune one untrained model at every client."""
     fed.begin(1)
     serving = Serving(fed.initial()[None], torch.ones(len(fed.clients), 1))
-    return personalize(fed, serving, score(fed, serving), settings, TRAINING)
+    return personalize(fed, serving, score(fed, serving), ON, TRAINING)
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +169,8 @@ def test_a_lying_reply_is_refused_and_its_sender_keeps_the_plain_model(reference
     assert found.rows[0]["accuracy"] is not None and found.rows[1:] == reference.rows[1:]
 
 
-def tuned(mode: Any = "on") -> Config:
-    return replace(config(method="fedavg", rounds=1), personalize=PersonalizeConfig(mode, epochs=3))
+def tuned() -> Config:
+    return replace(config(method="fedavg", rounds=1), personalize=PersonalizeConfig("on", epochs=3))
 
 
 @pytest.fixture(scope="module")

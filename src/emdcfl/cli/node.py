@@ -21,11 +21,6 @@ app.add_typer(node, name="node")
 Home = Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)]
 
 
-@node.callback()
-def group() -> None:
-    """Set up and run the node of one site in a federation."""
-
-
 @node.command()
 def init(
     home: Annotated[Path, typer.Argument(help="The node's home folder, which this command makes.", show_default=False)],

@@ -121,10 +121,10 @@ class Pace:
 class Live:
     """An observer that shows round, client, loss and accuracy."""
 
-    def __init__(self, console: Console, forecast: Forecast | None = None) -> None:
+    def __init__(self, console: Console) -> None:
         self.console = console
         self.losses: list[float] = []
-        self.pace = Pace(forecast)
+        self.pace = Pace()
         self.started = time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
         self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -138,7 +138,7 @@ class Live:
         self.bar.stop()
 
     def expect(self, forecast: Forecast) -> None:
-        """Take a forecast that was made after the observer."""
+        """Show the time that is left as forecast."""
         self.pace = Pace(forecast)
 
     def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
