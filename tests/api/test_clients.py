@@ -89,11 +89,6 @@ def test_frames_of_splits_keep_groups_together_as_files_do(tmp_path: Path) -> No
             scenario_of(clients, label="outcome", split_column="part", **more)
 
 
-def test_frames_by_site_have_no_site_column() -> None:
-    with pytest.raises(DataError, match="got a frame per site"):
-        scenario_of(dict(list(frame().groupby("hospital"))), label="outcome", client="hospital")
-
-
 def test_dates_written_as_text_and_marks_of_gaps_in_frames_are_read_as_in_files(tmp_path: Path) -> None:
     about: dict[str, Any] = {"label": "outcome", "date": ["seen"], "missing": ["-1"], "split": "time:day"}
     days = pd.date_range("2024-01-01", periods=120)
@@ -186,12 +181,6 @@ def test_a_gap_in_y_is_no_class(words: tuple[Any, Any], gap: Any) -> None:
     assert any("rows without a label left out: 1" in note for note in scenario.notes)
 
 
-@pytest.mark.parametrize(("clients", "got"), [(None, "NoneType"), (5, "int")])
-def test_what_holds_no_clients_is_named(clients: Any, got: str) -> None:
-    with pytest.raises(DataError, match=f"expected clients as a list, .* got {got}"):
-        emdcfl.fit(clients)
-
-
 def test_a_frame_with_rows_that_training_left_out_is_refused_by_row() -> None:
     found = scenario_of(frame(), label="outcome", client="hospital", gaps="drop-rows")
     assert len(encode(frame()[4:], found.encoding)) == 116
@@ -260,6 +249,7 @@ def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None
     ("clients", "about", "said"),
     [
         (frame(), {"label": "outcome"}, "site="),
+        (dict(list(frame().groupby("hospital"))), {"label": "outcome", "client": "hospital"}, "got a frame per site"),
         (frame(), {"label": "outcome", "client": "hospitl"}, "did you mean 'hospital'"),
         ({"a": frame(), "b": (np.zeros((20, 2)), np.zeros(20))}, {"label": "outcome"}, "expected a frame as at the other sites"),
         ([(np.zeros((20, 2)), np.zeros(20))] * 2, {"client": "hospital"}, "site= names a column"),

@@ -13,12 +13,14 @@ import pytest
 from emdcfl.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCES = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+"""What a child process needs to find the sources and the tests, and to give the bits of one thread."""
 
 
 def emdcfl(*arguments: object, cwd: Path, module: str = "tests.tiny", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``emdcfl`` with these arguments; by default with the tiny scenario known to it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("EMDCFL", "PYTHON"))}
-    env |= {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", "COLUMNS": "80"} | environment
+    env |= {**SOURCES, "COLUMNS": "80"} | environment
     command = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=900, check=False)
 

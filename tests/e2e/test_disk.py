@@ -11,17 +11,13 @@ from pathlib import Path
 
 import pytest
 import tests.tiny
+from tests.e2e.shell import ROOT, SOURCES
 
 from emdcfl.cli import main
 from emdcfl.runs import runner
 from emdcfl.runs.config import Config, dump
 
-ROOT = Path(__file__).parents[2]
 CONFIG = tests.tiny.config(method="fedavg", rounds=3)
-
-
-def surroundings() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
 def started(config: Config, tmp_path: Path) -> list[str]:
@@ -49,7 +45,9 @@ def in_namespace(script: str) -> subprocess.CompletedProcess[str]:
         or subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], check=False).returncode
     ):
         pytest.skip("needs unshare and the right to mount in a namespace of one's own")
-    return subprocess.run(["unshare", "-rm", "sh", "-c", script], env=surroundings(), capture_output=True, text=True, check=False, cwd=ROOT)
+    return subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script], env={**os.environ, **SOURCES}, capture_output=True, text=True, check=False, cwd=ROOT
+    )
 
 
 def test_a_full_disk_then_a_larger_one(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import re
@@ -162,17 +164,8 @@ def test_needs_nothing_from_outside(tmp_path: Path) -> None:
         assert attributes.get("href") is None or str(attributes["href"]).startswith("#")
     assert not re.search(r"url\(|@import|https?://", text)
     policy = next(a["content"] for t, a in page.elements if t == "meta" and a.get("http-equiv"))
-    assert policy is not None and policy.startswith("default-src 'none'") and "script-src 'sha256-" in policy
-
-
-def test_policy_admits_the_pages_own_script(tmp_path: Path) -> None:
-    import base64
-    import hashlib
-
-    page = Page(render(make_run(tmp_path / "run")))
-    policy = str(next(a["content"] for t, a in page.elements if t == "meta" and a.get("http-equiv")))
     digest = base64.b64encode(hashlib.sha256(page.scripts[-1].encode()).digest()).decode()
-    assert f"'sha256-{digest}'" in policy
+    assert policy is not None and policy.startswith("default-src 'none'") and f"script-src 'sha256-{digest}'" in policy
 
 
 def test_names_are_text(tmp_path: Path) -> None:
@@ -356,9 +349,6 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         main(["report", str(run), "--out", str(tmp_path / "page.html")])
     assert stopped.value.code == 0 and (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")
-    with pytest.raises(SystemExit) as stopped:
-        main(["report", str(tmp_path / "nowhere")])
-    assert stopped.value.code == 2
 
 
 def put(run: Path, reading: dict[str, Any]) -> None:
@@ -372,16 +362,8 @@ def test_the_tree_of_splits_leads_from_everybody_to_the_clusters(tmp_path: Path)
     weighed = {"evidence": 3.5, "error": 0.01, "decided_by": names[:1], "proposal": "transport"}
 
     def split(round: int, members: list[str], cells: list[list[str]], gain: float) -> dict[str, Any]:
-        return {
-            **weighed,
-            "round": round,
-            "members": members,
-            "cells": cells,
-            "gain": gain,
-            "points": 100 * gain,
-            "points_error": 1.0,
-            "pays": gain > 0.1,
-        }
+        gains = {"gain": gain, "points": 100 * gain, "points_error": 1.0, "pays": gain > 0.1}
+        return {**weighed, "round": round, "members": members, "cells": cells, **gains}
 
     splits = [
         split(1, names, [names[:4], names[4:]], 0.3),

@@ -188,8 +188,13 @@ def test_more_samples_are_asked_of_the_sites_that_have_too_few() -> None:
 
 @pytest.mark.parametrize("name", ["logistic", "linear"])
 def test_a_regression_that_is_better_is_recommended_in_a_sentence(name: str) -> None:
-    found = advice(summary(0.6, GROUPS), {name: summary(0.9)})
-    assert found is not None and found.headline.startswith(f"Train a {name} regression per site: 30.0 points")
+    run, networks = summary(0.6, GROUPS), baselines(0.5, 0.55)
+    better = advice(run, {**networks, name: summary(0.9)})
+    assert better is not None and better.choice == name and better.headline.startswith(f"Train a {name} regression per site: 30.0 points")
+    level = advice(run, {**networks, name: summary(0.6)})
+    assert level is not None and level.choice == "this run" and f"{name} regression per site may be as good" in level.headline
+    worse = advice(run, {**baselines(0.6, 0.6), name: summary(0.4)})
+    assert worse is not None and worse.choice == "undecided", "to beat a regression is no reason for groups"
 
 
 def test_the_verdict_names_the_row_it_compares() -> None:

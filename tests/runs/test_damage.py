@@ -352,9 +352,15 @@ def test_a_changed_row_of_results_is_noticed(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("0.5", "0.9"))
     with pytest.raises(StoreError, match="line 1 is damaged; delete the line, and what it held is run again"):
         results.read_results(path)
-    path.write_text('[1]\n{"config": [], "scenario": 1}\n')
-    with pytest.raises(StoreError, match="line 1 is damaged"):
+    for line in ("[1]", '{"config": []}', "{oops"):
+        path.write_text(f"{line}\n")
+        with pytest.raises(StoreError, match="line 1 is damaged"):
+            results.read_results(path)
+    path.write_text('{"config": 1}\n')
+    with pytest.raises(StoreError, match="line 1 has no 'scenario'"):
         results.read_results(path)
+    with pytest.raises(StoreError, match="missing"):
+        results.read_results(tmp_path / "nowhere.jsonl")
 
 
 @pytest.mark.parametrize("name", ["rows/1.safetensors", "snapshot.npz"])

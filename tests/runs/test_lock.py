@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.shell import SOURCES
 from tests.runs.test_store import reopen, store
 
 from emdcfl.core.errors import StoreError
@@ -26,14 +27,9 @@ def test_two_runs_cannot_share_a_directory(store: RunStore) -> None:
     with pytest.raises(StoreError, match=rf"in use by another emdcfl run \(process {os.getpid()}\)"):
         RunStore.open(store.path, Config(), resume=True)
     script = "from emdcfl.runs.store.run_store import *; import sys; RunStore.open(sys.argv[1], Config(), resume=True)"
-    result = subprocess.run(
-        [sys.executable, "-c", script, str(store.path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": "src"},
-    )
-    assert "in use by another emdcfl run" in result.stderr
+    command = [sys.executable, "-c", script, str(store.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **SOURCES})
+    assert "in use by another emdcfl run" in done.stderr
     reopen(store).close()
 
 
@@ -59,12 +55,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED_PARENT, str(tmp_path / "run")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": "src"},
-    )
+    command = [sys.executable, "-c", KILLED_PARENT, str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **SOURCES})
     assert process.stdin is not None and process.stdout is not None
     try:
         assert process.stdout.readline() == b"worker is up\n"

@@ -133,13 +133,15 @@ def test_the_heat_map_takes_any_size(matrix: np.ndarray) -> None:
     assert png(heatmap(distances(matrix, 0.025), names, [0] * len(names))).startswith(b"\x89PNG")
 
 
+W = np.array([[np.nan, 0.01], [0.02, np.nan]])
+PAIR = replace(SCENARIO, sites=SCENARIO.sites[:2], groups=None)
+ONE_CLUSTER = Serving(models(1), torch.ones(2, 1), clusters=torch.tensor([0, 0]), distances=distances(W, 0.025))
+
+
 def test_distances_are_written_beside_the_picture(tmp_path: Path) -> None:
-    w = np.array([[np.nan, 0.01], [0.02, np.nan]])
-    scenario = replace(SCENARIO, sites=SCENARIO.sites[:2], groups=None)
-    serving = Serving(models(1), torch.ones(2, 1), clusters=torch.tensor([0, 0]), distances=distances(w, 0.025))
-    write_outputs(tmp_path, scenario, serving, {"x": 1})
+    write_outputs(tmp_path, PAIR, ONE_CLUSTER, {"x": 1})
     with np.load(tmp_path / "distances.npz") as d:
-        assert np.array_equal(d["W"], w, equal_nan=True) and set(d.files) == {"W", "tau", "epsilon", "kind", "noise_factor"}
+        assert np.array_equal(d["W"], W, equal_nan=True) and set(d.files) == {"W", "tau", "epsilon", "kind", "noise_factor"}
     assert json.loads((tmp_path / "models" / "index.json").read_text())["clients"]["site-1"] == {"cluster-0": 1.0}
 
 
@@ -157,17 +159,14 @@ def test_many_large_models_are_written_with_the_last_round_only(tmp_path: Path, 
 
 @pytest.mark.slow
 def test_pictures_are_drawn_after_the_last_round_and_again_when_they_were_damaged(tmp_path: Path) -> None:
-    w = np.array([[np.nan, 0.01], [0.02, np.nan]])
-    scenario = replace(SCENARIO, sites=SCENARIO.sites[:2], groups=None)
-    serving = Serving(models(1), torch.ones(2, 1), clusters=torch.tensor([0, 0]), distances=distances(w, 0.025))
     pictures = [tmp_path / "heatmap.png", tmp_path / "margins.png"]
-    write_outputs(tmp_path, scenario, serving, {"finished": False})
+    write_outputs(tmp_path, PAIR, ONE_CLUSTER, {"finished": False})
     assert not any(p.exists() for p in pictures)
-    write_outputs(tmp_path, scenario, serving, {"finished": True})
+    write_outputs(tmp_path, PAIR, ONE_CLUSTER, {"finished": True})
     drawn = [p.read_bytes() for p in pictures]
     for p in pictures:
         p.write_bytes(b"damaged")
-    write_outputs(tmp_path, scenario, serving, {"finished": True})
+    write_outputs(tmp_path, PAIR, ONE_CLUSTER, {"finished": True})
     assert [p.read_bytes() for p in pictures] == drawn
 
 

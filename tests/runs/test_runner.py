@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.e2e.shell import ROOT, SOURCES
 from tests.tiny import Stop, StopAfter, config, contents, tiny
 
 from emdcfl.core.errors import ClientError, ConfigError, StoreError
@@ -25,7 +26,6 @@ from emdcfl.runs.runner import run
 from emdcfl.runs.store import RunStore
 
 pytestmark = pytest.mark.usefixtures("sketches")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -142,18 +142,13 @@ def test_a_finished_run_keeps_the_versions_that_made_it(finished: Path, tmp_path
     assert run(load(finished / "config.toml"), tmp_path / "run", resume=True).summary["versions"] == {"emdcfl": "a later one"}
 
 
-def test_a_truncated_state_goes_back_one_round_or_is_an_error(finished: Path, tmp_path: Path) -> None:
+def test_a_truncated_state_goes_back_one_round(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     newest = out / "state" / "round-3.json"
     newest.write_bytes(newest.read_bytes()[:-40])
     run(config(), out, resume=True)  # round 2 is still there
     assert contents(out) == contents(finished)
-    for path in (out / "state").glob("round-*.json"):
-        path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(StoreError, match=r"round-3\.json: truncated or damaged.*start again with another --out") as caught:
-        run(config(), out, resume=True)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_kill_right_after_the_last_commit_leaves_no_older_round_behind(
@@ -177,9 +172,8 @@ def test_a_kill_right_after_the_last_commit_leaves_no_older_round_behind(
 
 @pytest.mark.slow
 def test_kill_nine_at_any_moment_then_resume_gives_the_same_bytes(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.runs.crash", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **SOURCES}, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     for states, said in zip(("small", "large"), done.stdout.splitlines(), strict=True):
         report = json.loads(said)

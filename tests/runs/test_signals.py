@@ -13,22 +13,21 @@ from pathlib import Path
 
 import pytest
 import tests.tiny
+from tests.e2e.shell import ROOT, SOURCES
 
 from emdcfl.core.errors import StoreError
 from emdcfl.runs import runner, signals
 from emdcfl.runs.store import files
 
-ROOT = Path(__file__).parents[2]
-SURROUNDINGS = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+SURROUNDINGS = {**os.environ, **SOURCES}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def installed() -> None:
     signals.install()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.usefixtures("installed")
 def test_a_signal_waits_for_the_outermost_block(number: signal.Signals) -> None:
     done: list[str] = []
 
@@ -45,12 +44,6 @@ def test_a_signal_waits_for_the_outermost_block(number: signal.Signals) -> None:
     assert signals.received() == number
     with signals.defer_signals():  # and it is obeyed once only
         pass
-
-
-@pytest.mark.usefixtures("installed")
-def test_outside_of_writes_a_signal_interrupts_at_once() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -72,7 +65,6 @@ main(["methods"])
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.usefixtures("installed")
 def test_a_signal_inside_the_import_system_is_obeyed_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[str] = []
 
@@ -91,7 +83,6 @@ def test_a_signal_inside_the_import_system_is_obeyed_after_it(monkeypatch: pytes
     assert signals.received() == signal.SIGINT
 
 
-@pytest.mark.usefixtures("installed")
 def test_an_error_of_the_write_is_not_hidden_by_the_signal() -> None:
     def fail() -> None:
         with signals.defer_signals():
@@ -102,7 +93,6 @@ def test_an_error_of_the_write_is_not_hidden_by_the_signal() -> None:
         fail()
 
 
-@pytest.mark.usefixtures("installed")
 def test_blocks_of_other_threads_hold_nothing_up() -> None:
     entered, leave = threading.Event(), threading.Event()
 
@@ -122,7 +112,6 @@ def test_blocks_of_other_threads_hold_nothing_up() -> None:
         thread.join()
 
 
-@pytest.mark.usefixtures("installed")
 def test_the_file_that_is_being_written_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     move = os.replace
 

@@ -80,19 +80,3 @@ def test_a_run_on_unbalanced_tables_says_both_and_compares_with_a_regression(tmp
     assert "logistic regression" in page and "AUC" in page
     even = run(config, scenario=sites(0.5))
     assert "balanced" not in even.summary["accuracy"] and unbalanced(even.summary) is None
-
-
-def test_a_regression_that_is_clearly_better_is_recommended() -> None:
-    def told(mean: float) -> dict[str, Any]:
-        rows = [{"client": c, "accuracy": {"test": mean}, "test_samples": {"test": 300}} for c in "abcdef"]
-        score = site_scores(rows, "test")
-        overall = {**score, "samples": 1800, "variants": {"test": score}}
-        return {"method": "emdcfl", "clients": list("abcdef"), "k": 2, "clusters": [0, 0, 0, 1, 1, 1], "accuracy": overall}
-
-    networks = {"fedavg": told(0.7), "local": told(0.75)}
-    better = advice(told(0.8), {**networks, LOGISTIC: told(0.9)})
-    assert better is not None and better.choice == LOGISTIC and "logistic regression per site" in better.headline
-    level = advice(told(0.8), {**networks, LOGISTIC: told(0.8)})
-    assert level is not None and level.choice == "this run" and "logistic regression per site may be as good" in level.headline
-    worse = advice(told(0.8), {"fedavg": told(0.8), "local": told(0.8), LOGISTIC: told(0.5)})
-    assert worse is not None and worse.choice == "undecided", "to beat a regression is no reason for groups"

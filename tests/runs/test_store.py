@@ -98,10 +98,6 @@ def test_views_and_parameters_are_saved_by_value(store: RunStore) -> None:
     assert torch.equal(state.by_name["p"], base[::2]) and not state.by_name["p"].requires_grad
 
 
-def test_nothing_saved_is_none(store: RunStore) -> None:
-    assert store.load_state(Memory) is None
-
-
 @pytest.mark.parametrize(
     ("bad", "where"),
     [
@@ -385,15 +381,15 @@ def test_json_is_strict() -> None:
 
 
 def test_arrays_have_the_same_bytes_whatever_the_order_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays, path = {"W": np.array([[0.0, np.nan]]), "names": np.array(["a", "é"])}, tmp_path / "distances.npz"
+    arrays, path = {"W": np.array([[0.0, np.nan]]), "names": np.array(["a", "é"]), "none": np.zeros(0)}, tmp_path / "distances.npz"
     files.write_arrays(path, arrays)
     first = path.read_bytes()
     monkeypatch.setattr("time.time", lambda: 2e9)
     files.write_arrays(path, dict(reversed(arrays.items())))
     assert path.read_bytes() == first
     back = files.read_arrays(path)
-    np.testing.assert_array_equal(back["W"], arrays["W"])
-    assert back["names"].tolist() == ["a", "é"]
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name], array)
     with pytest.raises(StoreError, match="bad holds Python objects"):
         files.write_arrays(path, {"bad": np.array([object()])})
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result as Ran
+from tests.e2e.shell import ROOT, SOURCES
 from typer.testing import CliRunner
 
 from emdcfl.cli import compare as command  # noqa: F401  registers the command
@@ -33,7 +34,6 @@ from emdcfl.studies.results import Results, as_result, checked, read_results
 from emdcfl.studies.table_files import markdown
 from emdcfl.studies.tables import build
 
-ROOT = Path(__file__).parents[2]
 BASE = Config(
     run=RunConfig(rounds=1),
     scenario=Choice("rotated-digits", {"groups": 2, "clients_per_group": 1}),
@@ -223,9 +223,8 @@ def test_with_several_jobs_the_next_is_asked_for_when_one_is_free(monkeypatch: p
 @pytest.mark.slow
 def test_killed_at_any_moment_no_run_is_lost_or_repeated(tmp_path: Path) -> None:
     """Real training: what was on the disk stays and is not run again, and the table is that of an undisturbed comparison."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, "-m", "tests.runs.crash_compare", str(tmp_path)]
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, env={**os.environ, **SOURCES}, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     lives = [json.loads(line) for line in done.stdout.splitlines()]
     assert sum(life["killed"] for life in lives) >= 2 and not lives[-1]["killed"]
@@ -302,18 +301,6 @@ def test_results_of_several_machines_merge(tmp_path: Path, quick: list[str]) -> 
     outcome = compare.compare(FOUR, tmp_path / "c", merge=[tmp_path / "a", tmp_path / "b" / "results.jsonl"])
     assert (outcome.ran, outcome.found, quick) == (0, 4, [])
     assert len(read_results(tmp_path / "c")) == 4
-
-
-def test_damage_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    path.write_text('{"config": 1}\n')
-    with pytest.raises(StoreError, match=r"line 1 has no 'scenario'"):
-        read_results(tmp_path)
-    path.write_text("{oops\n")
-    with pytest.raises(StoreError, match=r"line 1 is damaged"):
-        read_results(tmp_path)
-    with pytest.raises(StoreError, match="missing"):
-        read_results(tmp_path / "nowhere.jsonl")
 
 
 def test_a_folder_belongs_to_one_process(tmp_path: Path) -> None:
