@@ -64,11 +64,11 @@ def test_data_in_memory_are_split_as_files_are_whatever_the_seed(tmp_path: Path)
     table, quick = frame(), {**QUICK, "method": "local", "label": "outcome", "site": "hospital"}
     table.to_csv(tmp_path / "all.csv", index=False)
     files, memory = (emdcfl.fit(given, seed=4, **quick) for given in (tmp_path / "all.csv", table))
-    assert files.scenario is not None and memory.scenario is not None and same(files.scenario, memory.scenario)
+    assert same(files.scenario, memory.scenario)
     other = emdcfl.fit(table, **quick, settings={"scenario.data_seed": 4}, out=tmp_path / "run")
-    assert other.scenario is not None and not same(other.scenario, memory.scenario)
+    assert not same(other.scenario, memory.scenario)
     again = emdcfl.load(tmp_path / "run", clients=table)
-    assert again.scenario is not None and same(again.scenario, other.scenario)
+    assert same(again.scenario, other.scenario)
 
 
 def test_frames_of_splits_keep_groups_together_as_files_do(tmp_path: Path) -> None:
@@ -302,11 +302,11 @@ def test_a_network_is_given_what_the_data_determine_whatever_the_scenarios_own_t
     assert dict(plan(Config(model=Choice(f"{__name__}:sized")), other).scenario.model.options) == wanted
     for scenario in (other, "rotated-digits"):
         result = emdcfl.fit(scenario, sized, "fedavg", rounds=1, local_epochs=1, out=tmp_path / str(scenario == other))
-        assert result.config.model is not None and dict(result.config.model.options) == wanted
+        assert dict(result.config.model.options) == wanted
     assert torch.equal(emdcfl.load(result.folder, trust_model=True).serving.models, result.serving.models)
     assert dict(plan(result.config, emdcfl.scenarios.build("rotated-digits")).scenario.model.options) == wanted
     narrow = emdcfl.fit("rotated-digits", sized, "local", rounds=1, local_epochs=1, settings={"model.width": 2})
-    assert narrow.config.model is not None and dict(narrow.config.model.options) == {**wanted, "width": 2}
+    assert dict(narrow.config.model.options) == {**wanted, "width": 2}
 
 
 def halved(classes: int, size: int = 4) -> torch.nn.Module:
@@ -317,8 +317,7 @@ def test_a_network_found_again_keeps_its_defaults(tmp_path: Path) -> None:
     """Else new sites would be placed by a network of another size than was trained."""
     emdcfl.fit("rotated-digits", halved, "oracle", rounds=1, local_epochs=1, out=tmp_path)
     train = emdcfl.scenarios.build("rotated-digits").sites[0].train
-    again = emdcfl.load(tmp_path, trust_model=True)
-    assert again.place((train.x.numpy(), train.y.numpy()), name="new").site == "new"
+    assert emdcfl.load(tmp_path, trust_model=True).place((train.x.numpy(), train.y.numpy()), name="new").site == "new"
 
 
 class Hub:

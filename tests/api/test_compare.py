@@ -102,7 +102,6 @@ def test_pictures_of_a_run(kind: Any, tmp_path: Path) -> None:
 def test_distances_among_representatives_are_shown_with_their_names(tmp_path: Path) -> None:
     whole = emdcfl.fit(sites(), method="emdcfl", **QUICK)
     d, rows = whole.serving.distances, np.array([0, 2])
-    assert d is not None
     some = replace(d, sample=rows, tau=d.tau[rows], **{name: getattr(d, name)[np.ix_(rows, rows)] for name in ("W", "epsilon", "kind")})
     result = replace(whole, source=replace(whole.serving, distances=some))
     for found in (result, emdcfl.load(result.save(tmp_path / "run"))):

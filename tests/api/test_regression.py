@@ -49,7 +49,7 @@ def test_groups_are_found_and_scores_are_those_of_the_test_rows(tmp_path: Path) 
     result = emdcfl.fit(data, task="regression", rounds=3, personalize="off")
     assert result.clusters == {"a": 0, "b": 0, "c": 1, "d": 1}
     numbers = result.regression
-    assert numbers is not None and numbers.r2 is not None and numbers.r2 > 0.9 and result.accuracy.mean is None
+    assert numbers.r2 > 0.9 and result.accuracy.mean is None
     for name, (r2, rmse) in numbers.clients.items():
         rows, truth = data[name]["test"]
         assert r2 == pytest.approx(r2_score(truth, result.predict(name, rows)), abs=1e-4)
@@ -58,7 +58,7 @@ def test_groups_are_found_and_scores_are_those_of_the_test_rows(tmp_path: Path) 
     assert again.regression == numbers and again.predict("a", x[:5]) == result.predict("a", x[:5])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["r2"]["mean"] == numbers.r2 and summary["r2"]["rmse"]["mean"] == numbers.rmse and "accuracy" not in summary
-    assert numbers.low is not None and numbers.high is not None and numbers.low < numbers.r2 < numbers.high
+    assert numbers.low < numbers.r2 < numbers.high
     with pytest.raises(DataError, match="no class probabilities"):
         result.predict_proba("a", x)
 
@@ -71,7 +71,7 @@ def test_methods_run_or_say_that_they_need_classes(method: str) -> None:
             emdcfl.fit(sites(), method=method, **QUICK)
         return
     found = emdcfl.fit(sites(), method=method, groups=["x", "x", "y", "y"], **QUICK).regression
-    assert found is not None and found.r2 is not None and np.isfinite(found.rmse) and set(found.clients) == set(SIGNS)  # type: ignore[arg-type]
+    assert found.r2 is not None and np.isfinite(found.rmse) and set(found.clients) == set(SIGNS)
 
 
 def test_a_killed_run_goes_on_to_the_same_models(tmp_path: Path) -> None:
@@ -106,8 +106,7 @@ def test_costs_with_a_long_tail_do_not_make_training_diverge(engine: str) -> Non
     for name in SIGNS:
         x = np.exp(2 * rng.normal(size=(1000, 20)))
         found[name] = x, x.sum(1)
-    result = emdcfl.fit(found, settings={"engine.name": engine}, task="regression", rounds=1)
-    assert result.regression is not None and result.regression.r2 > 0.5
+    assert emdcfl.fit(found, settings={"engine.name": engine}, task="regression", rounds=1).regression.r2 > 0.5
 
 
 @pytest.mark.parametrize("scale", [1.0, 40.0])
@@ -138,7 +137,6 @@ def test_the_interval_holds_for_other_test_rows() -> None:
             values.append(r_squared(squared, y))
             errors.append(r_squared_error(squared, y))
         found = these_sites(SiteScores(tuple(values), (40, 40), tuple(errors)))
-        assert found is not None
         held += found.low <= 1 - sum(mse) / 2 <= found.high
     assert held > 360  # 380 are expected, with a standard deviation of 4
 
@@ -188,7 +186,7 @@ def test_a_frame_with_gaps_and_categories(tmp_path: Path) -> None:
     x.loc[5, "size"] = None
     x["empty"] = np.nan
     result = emdcfl.fit(x, label="price", site="town", task="regression", rounds=3, out=tmp_path / "run")
-    assert result.regression is not None and result.regression.r2 is not None and result.regression.r2 > 0.8
+    assert result.regression.r2 > 0.8
     new = x[x["town"] == "a"].drop(columns="town")
     assert np.corrcoef(result.predict("a", new), new["price"])[0, 1] > 0.9
     assert result.place(new, name="new").metric.label == "R²"

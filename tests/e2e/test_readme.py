@@ -16,7 +16,5 @@ def test_python_example(number: int, capsys: pytest.CaptureFixture[str]) -> None
     namespace: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), namespace)
     lines = capsys.readouterr().out.splitlines()
-    said = re.search(r"print\(.*clusters_?\)  # (.*)", code)
-    assert said is not None
-    assert lines[0] == said.group(1)
+    assert lines[0] == re.search(r"print\(.*clusters_?\)  # (.*)", code).group(1)
     assert 0.9 < float(lines[1].split(",")[0]) <= 1.0

@@ -50,7 +50,7 @@ def test_line_for_the_report(run: Path, tmp_path: Path) -> None:
     assert merging_line(run) is None
     write_merging(load(run))
     line = merging_line(run)
-    assert line is not None and "at most" in line and "W1 =" in line
+    assert "at most" in line and "W1 =" in line
     page = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
     assert line in page
     runner.run(replace(CONFIG, method=Choice("fedavg")), tmp_path / "fedavg")

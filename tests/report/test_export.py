@@ -44,7 +44,6 @@ np.save(sys.argv[3], model(torch.from_numpy(np.load(sys.argv[2]))).detach().nump
 
 def front_matter(card: Path) -> tuple[dict[str, Any], str]:
     found = re.match(r"---\n(.*?)\n---\n(.*)", card.read_text(encoding="utf-8"), flags=re.S)
-    assert found is not None
     return yaml.safe_load(found[1]), found[2]
 
 
@@ -93,7 +92,6 @@ def alone(folder: Path, x: np.ndarray[Any, Any], place: Path) -> np.ndarray[Any,
 @pytest.mark.slow
 def test_an_exported_group_predicts_the_same_without_emdcfl(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = run(tiny.config(rounds=1), tmp_path / "run")
-    assert result.clusters is not None and result.scenario is not None
     done = called(capfd, "export", tmp_path / "run", "--json")
     assert done.code == 0, done.err
     folders = {json.loads((Path(f) / "config.json").read_text())["clients"][0]: Path(f) for f in json.loads(done.out)}

@@ -165,7 +165,7 @@ def test_needs_nothing_from_outside(tmp_path: Path) -> None:
     assert not re.search(r"url\(|@import|https?://", text)
     policy = next(a["content"] for t, a in page.elements if t == "meta" and a.get("http-equiv"))
     digest = base64.b64encode(hashlib.sha256(page.scripts[-1].encode()).digest()).decode()
-    assert policy is not None and policy.startswith("default-src 'none'") and f"script-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'") and f"script-src 'sha256-{digest}'" in policy
 
 
 def test_names_are_text(tmp_path: Path) -> None:
@@ -183,8 +183,7 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
     assert EVIL[0] in page.text and "{{ 7 * 7 }}" in page.text and "49" not in re.findall(r"\{\{.*?\}\}|\b49\b", page.text)
     assert "\u202e" not in page.text
-    data = json.loads(next(s for s in page.scripts if s.startswith("{")))
-    assert data["names"][0] == EVIL[0]
+    assert json.loads(next(s for s in page.scripts if s.startswith("{")))["names"][0] == EVIL[0]
 
 
 def test_borderline_overlap_and_bounds_are_told(tmp_path: Path) -> None:
@@ -246,7 +245,6 @@ def test_of_many_clients_each_cluster_shows_its_worst(tmp_path: Path, monkeypatc
     flag = {"client": "a", "what": "n", "value": 9.0, "typical": 1.0, "first": 1, "times": 1}
     folder = make_run(tmp_path / "run", clients=40, rounds=1, flags=[flag] * 9)
     run = read_run(folder)
-    assert run.clusters is not None
     worst = {
         k: min((run.score_at(c, "test") or 0, c) for c, own in zip(run.clients, run.clusters, strict=True) if own == k)[1] for k in range(4)
     }
@@ -265,8 +263,7 @@ def test_untested_clients_and_an_unfinished_run(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [r if r["client"] != "group0-site0" else {**r, "accuracy": None, "test_samples": None, "train_loss": None} for r in rows]
     (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept) + '{"round": 6, "cli')
-    text = Page(render(run)).text
-    assert "This run is not finished" in text
+    assert "This run is not finished" in Page(render(run)).text
     (run / "metrics.jsonl").unlink()
     (run / "config.toml").unlink()
     (run / "distances.npz").unlink()

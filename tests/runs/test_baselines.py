@@ -58,7 +58,7 @@ def test_the_paired_differences_decide(
 ) -> None:
     run, others = summary(own, clusters, n), baselines(together, alone, n)
     found = advice(run, others)
-    assert found is not None and found.choice == choice and words in found.headline
+    assert found.choice == choice and words in found.headline
     assert headline(run, READING, others) == found.headline
     assert bool(found.doubts) == (choice in ("local", "fedavg"))
 
@@ -78,7 +78,7 @@ def test_a_model_that_has_learned_nothing_is_not_recommended(
     """At 95 % of one class, 95 % accuracy is what always answering that class has."""
     run, others = summary(0.95, ONE, 20_000, own), {"local": summary(0.95, None, 20_000, alone)}
     found = advice(run, others)
-    assert found is not None and found.choice == choice and found.headline.startswith(words)
+    assert found.choice == choice and found.headline.startswith(words)
     assert in_brief(run, READING, others)[0][1].startswith(words)
     assert headline(run, READING).startswith("No model is of use yet") == (own[0] == 0.5)
 
@@ -100,7 +100,7 @@ def test_every_sites_most_frequent_class_is_guessing_too(own: float, rare: tuple
         run = {**run, "accuracy": {**run["accuracy"], **{name: {**uneven[name], "sites": 3} for name in ("balanced", "auc")}}}
     others["logistic"] = {**summary(0.6), "most_frequent": {"sites": [0.85] * 6, "tested": [200] * 6}}
     found = advice(run, others)
-    assert found is not None and found.choice == choice
+    assert found.choice == choice
     assert ("most frequent class (-1.0 points" in found.headline) == (choice == "none")
 
 
@@ -115,7 +115,6 @@ def test_every_sites_most_frequent_class_is_guessing_too(own: float, rare: tuple
 def test_a_training_that_finds_rare_classes_better_is_named(accuracy: float, own: float, other: float, said: str) -> None:
     """Of 2 % positives, all may be missed within two points of accuracy."""
     found = advice(summary(accuracy, GROUPS, rare=(own, 0.8)), {"fedavg": summary(0.95, rare=(other, 0.8))})
-    assert found is not None
     assert [doubt.partition(":")[0] for doubt in found.doubts] == ([said] if said else [])
 
 
@@ -127,7 +126,7 @@ def test_a_gain_over_a_training_that_other_rounds_would_improve_is_doubted(other
     others[other] = {**others[other], "better_rounds": (better, change), "rounds": 5}
     run, doubted = summary(0.9, GROUPS), rival and change != -0.031
     found = advice(run, others)
-    assert found is not None and found.choice == "this run" and bool(found.doubts) == doubted
+    assert found.choice == "this run" and bool(found.doubts) == doubted
     told = "still improving" if change > 0 else "better after fewer rounds"
     assert (told in found.headline) == (other == "local" and doubted)  # whose difference the line names
     if doubted:
@@ -151,12 +150,11 @@ def test_where_groups_are_undecided_no_training_is_recommended_that_another_clea
     run = summary((0.95, 0.83, 0.89, 0.92, 0.86, 0.89), GROUPS, 60)
     one, tuned = summary((0.8, 0.93, 0.82, 0.85, 0.89, 0.81), n=60), summary((0.94, 0.94, 0.93, 0.94, 0.92, 0.93), n=60)
     found = advice(run, {"fedavg": one, "fedavg+ft": tuned})
-    assert found is not None and found.choice == "undecided"
+    assert found.choice == "undecided"
     assert found.headline.startswith("Undecided, for now train one model for all, fine-tuned at home: 8.3 points")
     logistic = advice(run, {"fedavg": one, "logistic": tuned})
-    assert logistic is not None and logistic.headline.startswith("Undecided, for now train a logistic regression per site: 8.3 points")
-    simplest = advice(run, {"fedavg": one, "fedavg+ft": one})
-    assert simplest is not None and simplest.headline.startswith("Undecided, for now train one model for all: ")
+    assert logistic.headline.startswith("Undecided, for now train a logistic regression per site: 8.3 points")
+    assert advice(run, {"fedavg": one, "fedavg+ft": one}).headline.startswith("Undecided, for now train one model for all: ")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,7 @@ def test_where_fine_tuning_one_model_is_undecided_its_own_test_decides(change: f
     tuned = tuple(p + change + step for p, step in zip(one, (0.04, -0.04) * 3, strict=True))
     run = {**summary(one, ONE, 60), "personalized": {"accuracy": summary(tuned, n=60)["accuracy"], "kept": list(SITES)}}
     found = advice(run, {"fedavg": summary(one, n=60)})
-    assert found is not None and found.choice == "undecided" and words in found.headline
+    assert found.choice == "undecided" and words in found.headline
 
 
 def test_groups_by_benefit_are_called_what_was_tested() -> None:
@@ -182,19 +180,18 @@ def test_more_samples_are_asked_of_the_sites_that_have_too_few() -> None:
     run = summary(0.9, GROUPS)
     few = {**run["accuracy"]["variants"]["test"], "tested": [3, 12, 900, 900, 900, 900]}
     unequal = {**run, "accuracy": {**run["accuracy"], "variants": {"test": few}}}
-    found = advice(unequal, {"fedavg": unequal})
-    assert found is not None and "more at a, b would" in found.headline
+    assert "more at a, b would" in advice(unequal, {"fedavg": unequal}).headline
 
 
 @pytest.mark.parametrize("name", ["logistic", "linear"])
 def test_a_regression_that_is_better_is_recommended_in_a_sentence(name: str) -> None:
     run, networks = summary(0.6, GROUPS), baselines(0.5, 0.55)
     better = advice(run, {**networks, name: summary(0.9)})
-    assert better is not None and better.choice == name and better.headline.startswith(f"Train a {name} regression per site: 30.0 points")
+    assert better.choice == name and better.headline.startswith(f"Train a {name} regression per site: 30.0 points")
     level = advice(run, {**networks, name: summary(0.6)})
-    assert level is not None and level.choice == "this run" and f"{name} regression per site may be as good" in level.headline
+    assert level.choice == "this run" and f"{name} regression per site may be as good" in level.headline
     worse = advice(run, {**baselines(0.6, 0.6), name: summary(0.4)})
-    assert worse is not None and worse.choice == "undecided", "to beat a regression is no reason for groups"
+    assert worse.choice == "undecided", "to beat a regression is no reason for groups"
 
 
 def test_the_verdict_names_the_row_it_compares() -> None:
@@ -202,20 +199,19 @@ def test_the_verdict_names_the_row_it_compares() -> None:
     tuned = summary(0.8, ONE)
     run = {**summary(0.6, ONE), "personalized": {"kept": ["a"], "accuracy": tuned["accuracy"]}}
     found = advice(run, {**baselines(0.6, 0.8), "logistic": summary(0.95)})
-    assert found is not None and "15.0 points" in found.headline
+    assert "15.0 points" in found.headline
     assert found.headline.endswith("better than one model for all, fine-tuned at home")
 
 
 @pytest.mark.parametrize(("tuned", "choice"), [((0.8, 0.99, 0.93, 0.9, 0.99, 0.91), "local"), (0.99, "fedavg+ft")])
 def test_where_labels_disagree_a_shared_start_must_be_clearly_better(tuned: float | tuple[float, ...], choice: str) -> None:
     found = advice(summary(0.6, ONE), {**baselines(0.6, 0.91), "fedavg+ft": summary(tuned)})
-    assert found is not None and found.choice == choice and "agree on labels" in found.doubts[0]
+    assert found.choice == choice and "agree on labels" in found.doubts[0]
 
 
 def test_a_loss_names_the_group_the_sites_and_the_remedy() -> None:
     run = summary((0.9, 0.9, 0.9, 0.5, 0.5, 0.9), GROUPS)
     found = advice(run, baselines(0.6, 0.9))
-    assert found is not None
     (doubt,) = found.doubts
     assert "cluster 1 (d, e, f)" in doubt and "label-aware" in doubt and "data check" in doubt
     assert "d (-40.0 points), e (-40.0 points)" in found.look[0] and "f (" not in found.look[0]
@@ -253,13 +249,12 @@ def test_without_baselines_validation_losses_say_what_to_do() -> None:
 def test_groups_of_one_site_each_are_not_told_to_train_as_they_do() -> None:
     """A run that ends with every site alone has shared its first rounds, and may differ from every site alone."""
     better = advice(summary(0.95, ALL), baselines(0.7, 0.8))
-    assert better is not None and better.headline.startswith("Train as in this run, which ends with every site alone: worth 15.0")
+    assert better.headline.startswith("Train as in this run, which ends with every site alone: worth 15.0")
     worse = advice(summary(0.6, ALL), baselines(0.5, 0.9))
-    assert worse is not None and worse.headline.startswith("Train every site alone from the start: 30.0 points")
+    assert worse.headline.startswith("Train every site alone from the start: 30.0 points")
     assert worse.look[0].startswith("better off alone: a from the start (-30.0 points)")
     tuned = {**summary(0.5, ALL), "personalized": {"accuracy": summary(0.9)["accuracy"], "kept": list(SITES)}}
-    plain = advice(tuned, baselines(0.5, 0.9))
-    assert plain is not None and not plain.doubts, "no sites of a group differ"
+    assert not advice(tuned, baselines(0.5, 0.9)).doubts, "no sites of a group differ"
     assert worth_rows(summary(0.9, ALL), {})[0][0] == "6 groups of one site each (emdcfl)"
 
 
@@ -286,9 +281,8 @@ def test_models_that_nobody_kept_gain_nothing_and_that_is_certain() -> None:
 def test_groups_that_only_fine_tuning_saves_are_named() -> None:
     run = {**summary(0.5, ONE), "personalized": {"accuracy": summary(0.9)["accuracy"], "kept": list(SITES)}}
     found = advice(run, baselines(0.5, 0.9))
-    assert found is not None and "before fine-tuning" in found.doubts[0] and "labels" in found.doubts[0]
-    whole = advice({**run, "accuracy": summary(0.9)["accuracy"]}, baselines(0.5, 0.9))
-    assert whole is not None and not whole.doubts
+    assert "before fine-tuning" in found.doubts[0] and "labels" in found.doubts[0]
+    assert not advice({**run, "accuracy": summary(0.9)["accuracy"]}, baselines(0.5, 0.9)).doubts
 
 
 def test_one_group_is_one_model_for_all() -> None:
@@ -301,12 +295,11 @@ def test_after_fine_tuning_the_models_that_clients_use_count() -> None:
     run = {**summary(0.8, GROUPS), "personalized": {"accuracy": summary(0.95)["accuracy"], "kept": ["a"]}}
     others = {**baselines(0.7, 0.8), "fedavg+ft": summary(0.85)}
     found = advice(run, others)
-    assert found is not None and found.choice == "this run"
+    assert found.choice == "this run"
     assert found.headline.startswith("Train in these 2 groups, fine-tuned at home: worth 10.0 points")
     unkept = advice({**run, "personalized": {**run["personalized"], "kept": []}}, others)
-    assert unkept is not None and unkept.headline.startswith("Train in these 2 groups: worth")
-    plain = advice(summary(0.8, GROUPS), others)
-    assert plain is not None and plain.choice == "fedavg+ft"
+    assert unkept.headline.startswith("Train in these 2 groups: worth")
+    assert advice(summary(0.8, GROUPS), others).choice == "fedavg+ft"
 
 
 def test_a_run_that_was_not_tested_says_nothing() -> None:
@@ -320,4 +313,4 @@ def test_summaries_without_scores_of_sites_are_compared_by_their_means() -> None
         return {"method": "m", "k": 3, "clients": SITES, "clusters": [0, 0, 1, 1, 2, 2], "accuracy": {"mean": mean, "samples": samples}}
 
     found = advice(bare(0.9), {"fedavg": bare(0.7), "local": bare(0.8)})
-    assert found is not None and found.choice == "this run" and found.look == []
+    assert found.choice == "this run" and found.look == []

@@ -47,7 +47,6 @@ def test_differences_are_covered_whether_errors_coincide_or_not(sites: int, n: i
         v = np.where(generator.uniform(size=(sites, n)) < agreement, u, v)
         one, other = ((w < share[:, None]).mean(1) for w, share in ((u, p), (v, q)))
         found = difference(SiteScores(tuple(other), (n,) * sites), SiteScores(tuple(one), (n,) * sites))
-        assert found is not None
         held += found.low <= (q - p).mean() <= found.high
         seen += found.sign == -1
     assert held / TIMES >= 0.94 and seen / TIMES <= 0.03
@@ -56,7 +55,7 @@ def test_differences_are_covered_whether_errors_coincide_or_not(sites: int, n: i
 def test_new_sites_are_not_known_better_than_these_even_if_all_agree() -> None:
     alike = SiteScores((1.0, 1.0, 1.0), (12, 12, 12))
     here, others = these_sites(alike), new_sites(alike)
-    assert here is not None and others is not None and others.low == here.low < 0.95
+    assert others.low == here.low < 0.95
 
 
 def test_the_mean_of_new_sites_is_covered() -> None:
@@ -70,13 +69,12 @@ def test_pairing_sees_what_two_intervals_hide() -> None:
     p = np.linspace(0.5, 0.95, 12)
     one, other = SiteScores(tuple(p + 0.04), (100,) * 12), SiteScores(tuple(p), (100,) * 12)
     a, b, d = new_sites(one), new_sites(other), difference(one, other)
-    assert a is not None and b is not None and d is not None
     assert a.low < b.high and d.low > 0 and d.mean == pytest.approx(0.04)
 
 
 def test_a_gain_that_only_some_sites_have_is_seen_with_many_samples() -> None:
     found = difference(SiteScores((0.9, 0.9, 0.7, 0.7), (1000,) * 4), SiteScores((0.7, 0.7, 0.7, 0.7), (1000,) * 4))
-    assert found is not None and found.low > 0.05
+    assert found.low > 0.05
 
 
 def test_sites_without_samples_do_not_count() -> None:
@@ -99,20 +97,19 @@ def test_each_site_alone_has_the_interval_it_has_where_no_other_counts(errors: t
 def test_nothing_is_certain_without_errors() -> None:
     perfect = these_sites(SiteScores((1.0, 1.0), (20, 30)))
     opposite = these_sites(SiteScores((1.0, 0.0), (20, 20)))
-    assert perfect is not None and perfect.high == 1.0 and 0.85 < perfect.low < 0.98
-    assert opposite is not None and opposite.high - opposite.low > 0.05
+    assert perfect.high == 1.0 and 0.85 < perfect.low < 0.98
+    assert opposite.high - opposite.low > 0.05
     same = difference(SiteScores((1.0,) * 5, (20,) * 5), SiteScores((1.0,) * 5, (20,) * 5))
-    assert same is not None and same.mean == 0 and same.low < -0.01 and same.high > 0.01
+    assert same.mean == 0 and same.low < -0.01 and same.high > 0.01
 
 
 def test_one_site_has_wilsons_interval() -> None:
     found = these_sites(SiteScores((0.9,), (10,)))
-    assert found is not None and found.low == pytest.approx(wilson(0.9, 10).low) and found.high == pytest.approx(0.98212, abs=1e-4)
+    assert found.low == pytest.approx(wilson(0.9, 10).low) and found.high == pytest.approx(0.98212, abs=1e-4)
 
 
 def test_more_seeds_narrow_training_noise_and_not_the_test_data() -> None:
     few, many = (over_seeds([Interval(0.5 + 0.01 * (-1) ** r, 0.4, 0.6) for r in range(2 * times)]) for times in (1, 20))
-    assert few is not None and many is not None
     assert few.high - few.mean > 0.12 and many.high - many.mean == pytest.approx(0.1, abs=0.002)
     assert math.isclose((-many).low, -many.high)
 

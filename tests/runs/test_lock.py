@@ -57,7 +57,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED_PARENT, str(tmp_path / "run")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **SOURCES})
-    assert process.stdin is not None and process.stdout is not None
     try:
         assert process.stdout.readline() == b"worker is up\n"
         assert process.wait() == -signal.SIGKILL

@@ -68,12 +68,11 @@ def test_a_run_on_unbalanced_tables_says_both_and_compares_with_a_regression(tmp
         assert score["balanced"]["sites"] == 3 and score["balanced"]["low"] < score["balanced"]["mean"] < score["mean"]
         assert score["auc"]["low"] <= score["auc"]["mean"] <= score["auc"]["high"]
     said = unbalanced(result.summary)
-    assert said is not None and ("Classes", f"{said[:1].upper()}{said[1:]}.") in sentences(result.summary, None, others)
+    assert ("Classes", f"{said[:1].upper()}{said[1:]}.") in sentences(result.summary, None, others)
     assert list(others) == ["fedavg", "fedavg+ft", "local", LOGISTIC]
     frequent, tests = others[LOGISTIC]["most_frequent"], [site.tests["test"].y for site in sites(0.1).sites]
     assert frequent == {"sites": pytest.approx([float((y == 0).double().mean()) for y in tests]), "tested": [len(y) for y in tests]}
-    found = advice(result.summary, others)
-    assert found is not None and LOGISTIC in found.gains
+    assert LOGISTIC in advice(result.summary, others).gains
     read = read_run(tmp_path / "run").baselines[LOGISTIC]
     assert [read.score_at(c, "test") for c in "abc"] == others[LOGISTIC]["accuracy"]["variants"]["test"]["sites"]
     page = render(tmp_path / "run")

@@ -22,7 +22,7 @@ def test_the_words_name_neighbours_earlier_members_and_who_only_uses_a_model() -
     shares = torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 1, 0]])
     serving = Serving(torch.zeros(2, 1), torch.tensor([[1.0, 0], [0, 1], [0, 1], [1, 0]]), reached=reached, shares=shares)
     found = origins(serving, ["aachen", "bonn", "celle", "dresden"], ["cluster-0", "cluster-1"])
-    assert found is not None and found[0]["shares"] == {"aachen": 0.5, "bonn": 0.5}
+    assert found[0]["shares"] == {"aachen": 0.5, "bonn": 0.5}
     first, second = in_words({"trained_with": found})
     assert "also of bonn" in first and "earlier rounds or through others, of celle" in first and "none of dresden" in first
     assert "none of bonn" in second

@@ -82,7 +82,6 @@ def test_each_is_placed_with_its_true_group_and_tested(result: emdcfl.Result) ->
         ("site-4", "group-1", 1.0),
     ]
     clusters = result.clusters
-    assert clusters is not None
     assert [one["cluster"] for one in unseen["sites"]] == [clusters["site-0"], clusters["site-3"]]
     for one in unseen["sites"]:
         accuracy = one["accuracy"]
@@ -117,7 +116,6 @@ def test_no_group_is_the_right_one_of_a_site_whose_group_did_not_train(scenario:
 
 
 def test_it_is_stored_with_one_model_for_all_and_shown(result: emdcfl.Result) -> None:
-    assert result.folder is not None
     loaded = emdcfl.load(result.folder)
     assert loaded.summary["unseen"] == result.summary["unseen"]
     assert loaded.config.run.hold_out == HELD
@@ -128,7 +126,6 @@ def test_it_is_stored_with_one_model_for_all_and_shown(result: emdcfl.Result) ->
 
 
 def test_baselines_find_that_model_again(result: emdcfl.Result) -> None:
-    assert result.folder is not None
     state = result.folder / "baselines" / "fedavg" / "metrics.jsonl"
     before = state.stat().st_mtime_ns
     found = run_baselines(result)
@@ -229,8 +226,7 @@ def test_the_key_is_checked_and_left_out_by_default() -> None:
 
 def test_leave_one_out_tests_every_site_once(tmp_path: Path) -> None:
     base = replace(Config(scenario=tiny.config().scenario), run=RunConfig(rounds=1))
-    folds = folds_of(base, 2)
-    assert [fold.run.hold_out for fold in folds] == [("site-0", "site-1"), ("site-2", "site-3")]
+    assert [fold.run.hold_out for fold in folds_of(base, 2)] == [("site-0", "site-1"), ("site-2", "site-3")]
     assert len(folds_of(base, None)) == 4
     with pytest.raises(ConfigError, match="expected 2 to 4"):
         folds_of(base, 5)

@@ -121,7 +121,7 @@ def test_overlapping_tables_agree() -> None:
 def test_values_are_found_and_written_as_in_the_paper() -> None:
     found = paper_value("rotated-cifar10", "fedclust", "ari")
     assert found == Value(-0.01, 0.02)
-    assert found is not None and found.text() == "-0.01 ± 0.02"
+    assert found.text() == "-0.01 ± 0.02"
     assert paper_value("rotated-mnist", "fedavg", "ari") is None
     assert paper_value("rotated-digits", "emdcfl", "mean") is None
     assert paper_value("rotated-mnist", "emdcfl", "mean", 10) == Value(93.70, 2.11)

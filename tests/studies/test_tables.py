@@ -218,7 +218,7 @@ def test_differences_from_the_best_are_paired_by_site_and_seed() -> None:
     assert table.leader(column) == "IFCA" and ("IFCA", column.key) not in table.against
     assert worse.mean == pytest.approx(-0.04) and worse.high < 0 and unsure.mean < 0 < unsure.high
     cell = table.cells["FedAvg", column.key, "mean"]
-    assert cell.interval is not None and cell.interval.low < 0.726 < cell.interval.high
+    assert cell.interval.low < 0.726 < cell.interval.high
     text = markdown(table)
     assert "| 95% interval | against the best |" in text and "| best |" in text and "-4.0 (" in text
     lines = list(csv.DictReader(io.StringIO(tidy(table))))
