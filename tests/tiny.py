@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -188,6 +189,12 @@ def contents(run: Path) -> dict[str, Any]:
             body["value"]["m"]["extra"]["m"].pop("seconds")
             found[name] = body
     return found
+
+
+def forge_round(path: Path, body: Mapping[str, Any]) -> None:
+    """Write a round's file with a checksum that fits."""
+    text = json.dumps(body, separators=(",", ":"), allow_nan=False)
+    path.write_text(f'{{"sha256":"{sha256(text.encode()).hexdigest()}","body":{text}}}\n')
 
 
 if __name__ == "__main__":  # the command line, with the tiny scenario known to it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import tiny  # noqa: F401  registers the scenario
+from tests import tiny
 
 from emdcfl.core.errors import EmdcflError, StoreError
 from emdcfl.runs.config import Choice, Config, RunConfig
@@ -35,8 +34,7 @@ def forge(honest: Path, place: Path, name: str, value: Any) -> None:
     path = place / "state/round-1.json"
     body = json.loads(path.read_text())["body"]
     body["value"]["m"]["extra"]["m"][name] = value
-    text = json.dumps(body, separators=(",", ":"), allow_nan=False)
-    path.write_text(f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","body":{text}}}\n')
+    tiny.forge_round(path, body)
 
 
 FORGED: dict[str, tuple[str, Any]] = {
@@ -88,15 +86,8 @@ def test_faults_of_the_honest_can_be_forged_but_not_hidden(honest: Path, tmp_pat
     assert run(CONFIG, tmp_path / "run", resume=True).summary["quarantined"][0]["client"] == "site-0"
 
 
-ROW = {
-    "round": 1,
-    "client": "a",
-    "cluster": 0,
-    "train_loss": 0.5,
-    "accuracy": {"t": 0.5},
-    "test_loss": {"t": 1.0},
-    "test_samples": {"t": 4},
-}
+TESTED = {"accuracy": {"t": 0.5}, "test_loss": {"t": 1.0}, "test_samples": {"t": 4}}
+ROW = {"round": 1, "client": "a", "cluster": 0, "train_loss": 0.5, **TESTED}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +106,6 @@ ROW = {
     ],
 )
 def test_a_crafted_row_is_refused(changed: dict[str, Any]) -> None:
-    check_rows([ROW, {**ROW, "accuracy": None, "test_loss": None, "test_samples": None}, {**ROW, "train_loss": math.nan}], "metrics.jsonl")
+    check_rows([ROW, {**ROW, **dict.fromkeys(TESTED)}, {**ROW, "train_loss": math.nan}], "metrics.jsonl")
     with pytest.raises(EmdcflError, match=r"metrics.jsonl"):
         check_rows([ROW, {**ROW, **changed}], "metrics.jsonl")

@@ -14,7 +14,7 @@ import pytest
 import tests.tiny
 import torch
 from tests.runs.test_store import Memory, loaded, reopen, rounds, store, tensor_files, vector
-from tests.tiny import same
+from tests.tiny import forge_round, same
 
 from emdcfl.core.errors import EmdcflError, StoreError
 from emdcfl.runs import result, runner
@@ -230,20 +230,13 @@ def test_going_back_a_round_takes_its_metrics_back_too(store: RunStore) -> None:
     ],
 )
 def test_json_with_a_checksum_that_fits_is_still_looked_at(store: RunStore, change: Callable[[dict[str, object]], object]) -> None:
-    import hashlib
-
     store.save_state(1, Memory(vector(1)))
     path = store.path / "state" / "round-1.json"
     body = json.loads(path.read_bytes())["body"]
-
-    def forge() -> None:
-        text = json.dumps(body, separators=(",", ":"))
-        path.write_text(f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","body":{text}}}\n')
-
-    forge()
+    forge_round(path, body)
     loaded(store)  # the checksum fits
     change(body)
-    forge()
+    forge_round(path, body)
     with pytest.raises(StoreError):
         store.load_state(Memory)
 

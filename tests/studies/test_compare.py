@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import logging
@@ -374,14 +373,14 @@ def test_two_processes_killed_and_started_again(tmp_path: Path) -> None:
     before: list[str] = []
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)):
         running = start([*arguments, "--jobs", "2"])
-        until(functools.partial(grown, tmp_path, len(before)))
+        until(grown, tmp_path, len(before))
         workers = children(running.pid)
         running.send_signal(number)
         _, said = running.communicate(timeout=60)
         assert running.returncode == code, said
         assert said.count("continue with") == (number == signal.SIGTERM)
         assert workers
-        until(functools.partial(gone, workers))
+        until(gone, workers)
         assert lines(tmp_path)[: len(before)] == before
         before = lines(tmp_path)
     last = CliRunner().invoke(app, arguments)
@@ -391,9 +390,9 @@ def test_two_processes_killed_and_started_again(tmp_path: Path) -> None:
     assert f"({6 - len(before)} run now)" in last.output
 
 
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
+def until(condition: Callable[..., bool], *given: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not condition(*given):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
 
@@ -411,10 +410,8 @@ def children(pid: int) -> list[int]:
 
 
 def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "emdcfl", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    words, environment = [sys.executable, "-m", "emdcfl", *arguments], {**os.environ, **SOURCES}
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def lines(folder: Path) -> list[str]:

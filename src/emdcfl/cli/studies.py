@@ -16,7 +16,7 @@ from emdcfl.cli.run import build_config
 from emdcfl.cli.show import draw_table
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
 from emdcfl.paper import plots
-from emdcfl.paper.reproduce import SCALES, Context, chosen, listing, reproduce
+from emdcfl.paper.reproduce import SCALES, Context, find, listing, reproduce, specs
 from emdcfl.runs.config import Config, override
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.watching.progress import terminal
@@ -58,7 +58,7 @@ def reproduce_(
     made = []
     failed: dict[str, str] = {}
     started = time.monotonic()
-    for spec in chosen(names):
+    for spec in list(specs().values()) if names == ["all"] else [find(name) for name in names]:
         left = None if time_limit is None else time_limit - (time.monotonic() - started)
         with ComparisonProgress(console, quiet=quiet or as_json) as screen:
             context = Context(spec, SCALES[scale], out, numbers, engine, jobs, left, random_weights, watch=screen)

@@ -9,7 +9,7 @@ import functools
 import json
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -198,20 +198,9 @@ def listing(out: Path | None = None) -> list[dict[str, Any]]:
     recorded = json.loads(resources.files("emdcfl.paper").joinpath("data/timings.json").read_text(encoding="utf-8"))
     rows = []
     for name, spec in specs().items():
-        took = list(recorded.get(name, [])) + _own_timings(name, out)
+        files = [] if out is None else [out / scale / name / "about.json" for scale in SCALES]
+        made = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+        took = [*recorded.get(name, []), *({k: about[k] for k in ("scale", "seconds", "hardware")} for about in made)]
         label = f"{'tab' if spec.element == 'table' else 'fig'}:{name}"
         rows.append({"name": name, "label": label, "title": spec.title, "kind": spec.kind, "scenarios": list(spec.scenarios), "took": took})
     return rows
-
-
-def _own_timings(name: str, out: Path | None) -> list[dict[str, Any]]:
-    files = [] if out is None else [out / scale / name / "about.json" for scale in SCALES]
-    made = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
-    return [{k: about[k] for k in ("scale", "seconds", "hardware")} for about in made]
-
-
-def chosen(names: Sequence[str]) -> list[Spec]:
-    """Read names; ``all`` is everything."""
-    if list(names) == ["all"]:
-        return list(specs().values())
-    return [find(name) for name in names]
