@@ -358,7 +358,7 @@ def test_a_changed_row_of_results_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["rows/1.safetensors", "snapshot.npz"])
 def test_a_damaged_snapshot_is_taken_again(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = snapshot.Request(tests.tiny.config(), cap=8)
+    request = snapshot.SnapshotRequest(tests.tiny.config(), cap=8)
     snapshot.take(request, tmp_path)
     whole = {p.name: p.read_bytes() for p in tmp_path.rglob("*.*")}
     for damage in (truncate, flip, Path.unlink):

@@ -259,7 +259,7 @@ def test_a_large_state_is_written_beside_the_caller(store: RunStore, monkeypatch
 
     monkeypatch.setattr(os, "replace", slow)
     extra = {"rows": [1]}
-    store.save_state(1, memory(1), extra, beside=True)  # would wait for ever
+    store.save_state(1, memory(1), extra, background=True)  # would wait for ever
     extra["rows"].append(2)
     assert not list(store.path.rglob("round-1.json"))
     held.set()
@@ -271,19 +271,19 @@ def test_what_goes_wrong_beside_is_raised_later_and_the_round_before_is_safe(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr("emdcfl.runs.store.run_store.LARGE", 0)
-    store.save_state(1, memory(1), beside=True)
+    store.save_state(1, memory(1), background=True)
     assert loaded(store)[0] == 1  # waits until it is written
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        store.save_state(2, memory(2), beside=True)
+        store.save_state(2, memory(2), background=True)
         with pytest.raises(StoreError, match=r"No space left on device; the last complete round is safe"):
-            store.save_state(3, memory(3), beside=True) if end == "next" else store.close()
+            store.save_state(3, memory(3), background=True) if end == "next" else store.close()
     assert same(loaded(reopen(store))[:2], (1, memory(1)))
 
 
 def test_a_small_state_is_there_when_saving_returns(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread for a small state"))
-    store.save_state(1, memory(1), beside=True)
+    store.save_state(1, memory(1), background=True)
     assert rounds(store) == [1]
 
 

@@ -18,12 +18,12 @@ from emdcfl.core.params import Network
 from emdcfl.models import ModelRecipe
 from emdcfl.runs.config import Choice, Config, TrainingConfig
 from emdcfl.studies import snapshot as snapshots
-from emdcfl.studies.snapshot import Request, Snapshot, take
+from emdcfl.studies.snapshot import Snapshot, SnapshotRequest, take
 from emdcfl.studies.sweep import Matrix, Setting, ari, interval, measure, sweep, write_sweep
 from emdcfl.transport import cost_matrix, exact
 
 CONFIG = Config(scenario=Choice("rotated-digits", {"groups": 2}), training=TrainingConfig(local_epochs=2))
-REQUEST = Request(CONFIG, cap=32)
+REQUEST = SnapshotRequest(CONFIG, cap=32)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_snapshot_is_taken_once(taken: Snapshot, monkeypatch: pytest.MonkeyPatch
     again = take(REQUEST, taken.folder)
     assert (again.state == taken.state).all()
     with pytest.raises(ConfigError, match="other settings"):
-        take(Request(CONFIG, cap=16), taken.folder)
+        take(SnapshotRequest(CONFIG, cap=16), taken.folder)
 
 
 def test_distances_are_transport_less_the_clients_own(taken: Snapshot) -> None:
@@ -147,7 +147,7 @@ def test_settings_are_checked() -> None:
 
 
 def test_untrained_snapshot_of_one_client_a_group(tmp_path: Path) -> None:
-    found = take(Request(CONFIG, cap=8, per_group=1, trained=False), tmp_path)
+    found = take(SnapshotRequest(CONFIG, cap=8, per_group=1, trained=False), tmp_path)
     assert found.clients == ("rot0-1", "rot90-1")
     assert "smoke test only" in found.notes[-1]
     assert np.allclose(found.state, 0)

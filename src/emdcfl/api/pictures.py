@@ -37,7 +37,7 @@ class Picture:
 
 
 def heat(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> Picture:
-    """Draw all pairs, framed by cluster."""
+    """Draw the distances of all pairs as a heat map, each cluster framed."""
     return Picture(heatmap(distances, clients, clusters))
 
 
@@ -85,7 +85,7 @@ def map_(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
 
 
 def bars(names: Sequence[str], means: Sequence[float], ends: Sequence[tuple[float, float] | None], what: str) -> Picture:
-    """Draw one point with its interval per method, the first on top."""
+    """Draw a point and its interval for every method, the first on top."""
     figure = new_figure(6.5, 0.38 * len(names) + 1.1)
     axes = figure.add_subplot()
     places = np.arange(len(names))[::-1]

@@ -129,8 +129,8 @@ def run(
     chosen = _choose(config, flags, set_ or [], federation, resumed=out if resume else None, trust_model=trust_model)
     what = _data_name(chosen)
     place = out or Path("runs") / f"{what}-{chosen.method.name}-seed{chosen.run.seed}"
-    beside = _beside(chosen, baselines, keep=keep_baselines, resumed=place if resume else None)
-    compare = beside is not Baselines.NONE
+    comparisons = _comparisons(chosen, baselines, keep=keep_baselines, resumed=place if resume else None)
+    compare = comparisons is not Baselines.NONE
     remote = chosen.engine.name == "flower"
     if remote:
         refuse_numbers(chosen)
@@ -146,10 +146,10 @@ def run(
             start = runner_over(federation, live)
         say(f"{chosen.method.name} on {what}, seed {chosen.run.seed}")
         planned = _timed(_with_doubts(chosen, place, say), place, budget, baselines=compare, resume=resume, live=live, say=say)
-        result = start(planned, place, resume=resume, observer=watch(live), baselines=beside)
+        result = start(planned, place, resume=resume, observer=watch(live), baselines=comparisons)
         if compare and not remote:  # else the federation has trained them
             say("for comparison: one model for all (fedavg), then every site alone (local)")
-            run_baselines(result, observer=live, keep=beside is Baselines.MODELS, workers=chosen.engine.workers)
+            run_baselines(result, observer=live, keep=comparisons is Baselines.MODELS, workers=chosen.engine.workers)
     _finish(console, result, place, merging=not remote, baselines=compare, as_json=as_json)
 
 
@@ -176,7 +176,7 @@ def _choose(
     return build_config(config, flags, settings)
 
 
-def _beside(config: Config, wanted: bool | None, *, keep: bool, resumed: Path | None) -> Baselines:
+def _comparisons(config: Config, wanted: bool | None, *, keep: bool, resumed: Path | None) -> Baselines:
     """Return what is trained beside the run: as said now, else as the run that is resumed began, else scores for own data."""
     if config.scenario.name not in (OWN_FILES, AT_NODES) or config.method.name in BASELINES or wanted is False:
         if keep:

@@ -22,7 +22,7 @@ from emdcfl.runs.store.files import write_file
 from emdcfl.runs.watching.progress import terminal
 from emdcfl.studies.compare import parse_seeds, shared_scenario
 from emdcfl.studies.results import RESULTS, read_results
-from emdcfl.studies.snapshot import Request, take
+from emdcfl.studies.snapshot import SnapshotRequest, take
 from emdcfl.studies.sweep import EPSILONS, RATIOS, Setting, sweep, write_sweep
 from emdcfl.studies.tables import build
 
@@ -143,7 +143,7 @@ def sweep_(
     console = terminal()
     if shared_scenario(config).groups is None:  # said before anybody trains
         raise ConfigError(f"{scenario}: expected a scenario with true groups, which tolerances are measured by, got one without")
-    request = Request(config, samples)
+    request = SnapshotRequest(config, samples)
     snapshot = take(request, out / "snapshots" / request.key())
     for note in () if as_json else snapshot.notes:
         console.print(f"note: {note}", soft_wrap=True)

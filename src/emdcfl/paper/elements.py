@@ -23,7 +23,7 @@ from emdcfl.studies import sweep, table_files, tables
 from emdcfl.studies.compare import compare, configs, describe_failures, shared_scenario
 from emdcfl.studies.paper_values import tables as paper_tables
 from emdcfl.studies.results import RESULTS, ResultRow, read_results
-from emdcfl.studies.snapshot import Request, Snapshot, take
+from emdcfl.studies.snapshot import Snapshot, SnapshotRequest, take
 
 Array = np.ndarray[Any, Any]
 PAPER_EPSILON = 0.025
@@ -251,7 +251,7 @@ def examples(context: Context) -> int:
 
 def overview(context: Context) -> int:
     """Draw the algorithm's steps on a small federation."""
-    request = Request(context.config("rotated-digits"))
+    request = SnapshotRequest(context.config("rotated-digits"))
     snapshot = take(request, context.shared / "snapshots" / request.key())
     matrix = sweep.measure(snapshot, sweep.Setting(seed=context.seeds[0]))
     linked = links(matrix.W, matrix.automatic())

@@ -22,7 +22,7 @@ from emdcfl.runs.runner import versions
 from emdcfl.runs.store.files import write_file
 from emdcfl.studies.compare import ComparisonObserver, parse_methods
 from emdcfl.studies.results import commit, hardware
-from emdcfl.studies.snapshot import Request, Snapshot, take
+from emdcfl.studies.snapshot import Snapshot, SnapshotRequest, take
 
 Kind = Literal["comparison", "timing", "models", "parameters", "overview", "matrices", "examples", "sweep"]
 
@@ -75,7 +75,7 @@ def find(name: str) -> Spec:
 
 @dataclass(frozen=True)
 class PaperScale:
-    """How much of the paper's size."""
+    """Seeds, samples and projections of one of the scales, and what to say of its numbers."""
 
     name: str
     seeds: tuple[int, ...]
@@ -142,9 +142,9 @@ class Context:
 
     def snapshot(self, scenario: str, model: Mapping[str, Any] | None = None) -> Snapshot:
         """Take the snapshot of a scenario, or find it."""
-        request = Request(self.config(scenario, model), self.scale.samples)
+        request = SnapshotRequest(self.config(scenario, model), self.scale.samples)
         if model is not None and self.scale.name == "smoke":  # minutes per image batch without a GPU: one client a group, untrained
-            request = Request(request.config, 8, per_group=1, trained=False)
+            request = SnapshotRequest(request.config, 8, per_group=1, trained=False)
         if model is not None and self.random:
             self.note(f"smoke test only: {model['name']} with random weights")
         self.say(f"snapshot of {scenario}{'' if model is None else ' with ' + str(model['name'])}")
@@ -159,7 +159,7 @@ class Context:
         return found
 
     def note(self, text: str) -> None:
-        """Keep a note once."""
+        """Keep a note, unless it is there already."""
         if text not in self.notes:
             self.notes.append(text)
 

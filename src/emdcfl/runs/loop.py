@@ -104,7 +104,7 @@ def play(
 
 
 def _step_with_retries(fed: Federation, method: Method, state: Any, round: Round, retries: int) -> Any:
-    """Play a round; below the quorum, again and again."""
+    """Play a round; repeat it up to ``retries`` times where too few clients answer."""
     for attempt in range(1, retries + 1):
         try:
             return method.step(fed, state, round)

@@ -39,7 +39,7 @@ MIN_VARIANCE = 1e-20
 
 @dataclass(frozen=True)
 class FineTuned:
-    """What fine-tuning brought."""
+    """The models that clients kept after fine-tuning, and their test."""
 
     states: Mapping[str, Tensor]
     """Client → the state it kept; the others keep what they are served."""

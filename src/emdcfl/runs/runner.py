@@ -181,7 +181,7 @@ class _Account:
         if self.store is not None:
             with signals.defer_signals():  # a round that was played is saved, even if somebody asks to stop just now
                 self.store.append_metrics(rows)
-                self.store.save_state(finished.index, finished.state, result.extra, beside=True)
+                self.store.save_state(finished.index, finished.state, result.extra, background=True)
                 write_outputs(self.store.path, result)
         return result
 

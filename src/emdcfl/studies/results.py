@@ -116,7 +116,7 @@ class Results:
 
 
 def as_result(summary: Mapping[str, Any], settings: Mapping[str, Any], history: list[dict[str, Any]]) -> ResultRow:
-    """Return the row of a finished run: what came out, from what, on what."""
+    """Return the row of a finished run: its scores, its settings, and the hardware and commit it ran on."""
     kept = ("config", "scenario", "method", "seed", "rounds", "k", "ari", metric_of(summary).value, "seconds", "notes", "versions")
     row = {key: summary[key] for key in kept}
     device = str(settings["engine"]["device"])

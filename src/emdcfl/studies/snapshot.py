@@ -44,8 +44,8 @@ SCOPES: dict[str, Scope] = {"parameters": "P", "state": "F"}
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to take."""
+class SnapshotRequest:
+    """What a snapshot is taken of: clients of a scenario, after their first local training."""
 
     config: Config
     """Scenario, network, training and seed; its method does not matter."""
@@ -96,7 +96,7 @@ def _row_path(folder: Path, number: int) -> Path:
     return folder / "rows" / f"{number}.safetensors"
 
 
-def take(request: Request, folder: Path) -> Snapshot:
+def take(request: SnapshotRequest, folder: Path) -> Snapshot:
     """Take the snapshot in ``folder``, or read the one that is there; what an interruption left is kept, what is damaged is taken again."""
     found = _read(request, folder)
     if found is None:
@@ -107,7 +107,7 @@ def take(request: Request, folder: Path) -> Snapshot:
     return found
 
 
-def _read(request: Request, folder: Path) -> Snapshot | None:
+def _read(request: SnapshotRequest, folder: Path) -> Snapshot | None:
     """Return the snapshot, or ``None`` where it is missing or a part of it is damaged."""
     path = folder / "snapshot.npz"
     if not path.exists():
@@ -143,7 +143,7 @@ def _is_whole(path: Path) -> bool:
     return False
 
 
-def _take(request: Request, folder: Path) -> None:
+def _take(request: SnapshotRequest, folder: Path) -> None:
     make_folder(folder / "rows")
     config = replace(request.config, method=Choice("fedavg"), run=replace(request.config.run, participants=None))
     planned = plan(config, of_each_group(shared_scenario(config), request.per_group))

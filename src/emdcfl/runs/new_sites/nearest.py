@@ -49,7 +49,7 @@ Groups = Mapping[int, tuple[Tensor, list[str]]]
 
 
 def groups_of(serving: Serving, clients: Sequence[str]) -> Groups:
-    """Return the clusters of a run with hard clusters."""
+    """Return every cluster with its model and its members, of a run with hard clusters."""
     assert serving.clusters is not None
     rows = members_of(serving.clusters.tolist())
     return {k: (serving.models[int(serving.weights[at[0]].argmax())], [clients[i] for i in at]) for k, at in rows.items()}

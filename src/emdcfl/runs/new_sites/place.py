@@ -193,7 +193,7 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
 
 
 def place_site(found: RunPlan, new: Site, serving: Serving, notes: tuple[str, ...] = ()) -> Placement:
-    """Place a site that is there already."""
+    """Place a site whose samples are read already."""
     candidates, alone = _compare(with_site(found, new), serving)
     return choose(new.name, candidates, Guess.of(next(iter(new.tests.values())).y), notes, alone)
 

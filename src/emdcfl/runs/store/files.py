@@ -156,7 +156,7 @@ def unsealed(value: Any, where: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a sealed object, for people too."""
+    """Write an object with its checksum, indented for people."""
     write_file(path, [json_text(sealed(value, path.name), path.name, indent=2).encode() + b"\n"])
 
 

@@ -13,8 +13,7 @@
 
 Every file is replaced in one step, a round's tensors before its JSON, so a kill at any moment leaves the previous round or the new one. The
 order of a round is: ``append_metrics``, ``save_state``, other files; on resume, ``load_state`` and then ``trim_metrics`` undo what a kill
-left unfinished. A large state may be written while the next round trains (``save_state(beside=True)``), and a kill then costs that round
-too.
+left unfinished. A large state may be written while the next round trains (``background=True``); a kill then costs that round too.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from emdcfl.runs.store.rounds import METRICS, Metrics, Rounds, pack_state
 LOCK = ".lock"
 
 LARGE = 1 << 26
-"""Bytes of a state from which it may be written beside the run: less is written before a thread would be worth it."""
+"""Bytes of a state from which it may be written in the background: less is written before a thread would be worth it."""
 
 State = TypeVar("State")
 
@@ -138,10 +137,10 @@ class RunStore:
         self._check_writable(METRICS)
         self._metrics.trim(self._rounds.mark(round) if round else None)
 
-    def save_state(self, round: int, state: Any, extra: Mapping[str, Any] | None = None, *, beside: bool = False) -> None:
+    def save_state(self, round: int, state: Any, extra: Mapping[str, Any] | None = None, *, background: bool = False) -> None:
         """Commit the state after a round, with anything else (``extra``) that resuming needs. The last two rounds are kept.
 
-        With ``beside``, a large state in the host's memory is written while the caller goes on, who must leave its tensors as they are;
+        With ``background``, a large state in the host's memory is written while the caller goes on, who must leave its tensors as they are;
         what goes wrong then is raised by the next ``save_state``, or by ``close``.
         """
         self._check_writable("state")
@@ -149,7 +148,7 @@ class RunStore:
         packed = pack_state(state, extra or {})
         save = partial(self._rounds.save, round, packed, self._metrics.mark())
         large = sum(t.numel() * t.element_size() for t in packed.tensors) >= LARGE
-        if beside and large and all(t.device.type == "cpu" for t in packed.tensors):  # a copy from a GPU would delay its work
+        if background and large and all(t.device.type == "cpu" for t in packed.tensors):  # a copy from a GPU would delay its work
             self._writing = self._writer.submit(save)
         else:
             with signals.defer_signals():

@@ -26,7 +26,7 @@ HARDLY = 0.05
 
 @dataclass(frozen=True)
 class Guessing:
-    """What a model does no better than guessing, and what would help."""
+    """What to say of a model that is no better than guessing, and what would help."""
 
     says: str
     remedy: str

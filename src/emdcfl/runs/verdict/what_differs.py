@@ -75,7 +75,7 @@ class Feature:
 
 
 def features(scenario: Scenario) -> list[Feature]:
-    """Return what the numbers of a profile are, those of class shares last."""
+    """Return the meaning of every number of a profile; class shares come last."""
     shape = tuple(scenario.sites[0].train.x.shape[1:])
     found: list[Feature] = []
     if len(shape) == 3:

@@ -113,7 +113,7 @@ def _comparing(method: EMDCFL, scenario: Scenario, speed: Speed, workers: float)
 
 
 def _sizes(scenario: Scenario, method: EMDCFL) -> tuple[float, float]:
-    """Samples on the two sides of a transport problem, about."""
+    """Typical numbers of samples on the two sides of a transport problem."""
     n, m = (statistics.median(len(split) for split in splits) for splits in zip(*((s.train, s.val) for s in scenario.sites), strict=True))
     return min(method.max_samples, n), min(method.max_samples, m)
 
