@@ -37,7 +37,7 @@ def frame(sites: tuple[str, ...] = ("a", "b", "c"), n: int = 40) -> Any:
 
 
 def scenario_of(clients: Any, **about: Any) -> Scenario:
-    return read_clients(clients, None, None, 0, about)[1]  # type: ignore[return-value]
+    return read_clients(clients, None, None, 0, about)[1]
 
 
 def same(one: Scenario, other: Scenario) -> bool:
@@ -242,7 +242,7 @@ def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None
         assert "--" not in str(refused.value)  # Python has no flags
     again = emdcfl.load(tmp_path / "run", clients=table)
     assert again.predict("b", new) == result.predict("b", new)
-    assert again.place(new, name="new").site == "new" and again.place_unlabelled(new, name="new").cluster in set(result.clusters.values())  # type: ignore[union-attr]
+    assert again.place(new, name="new").site == "new" and again.place_unlabelled(new, name="new").cluster in set(result.clusters.values())
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_what_a_comparison_would_ignore_is_refused() -> None:
             emdcfl.compare(sites(), ["ifca"], settings={key: 3})
     for methods, expected in (([], "at least one method"), ([FedProx], "instance")):
         with pytest.raises(ConfigError, match=expected):
-            emdcfl.compare(sites(), methods)  # type: ignore[arg-type]
+            emdcfl.compare(sites(), methods)
 
 
 @pytest.mark.parametrize("kind", ["heatmap", "tree", "map"])

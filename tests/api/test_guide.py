@@ -20,5 +20,5 @@ def test_the_guide_runs() -> None:
         for block in re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S):
             exec(compile(block, GUIDE.name, "exec"), namespace)
     result, found = namespace["result"], namespace["found"]
-    assert result.clusters == {"bergen": 0, "milan": 1, "oslo": 0, "rome": 1}  # type: ignore[attr-defined]
-    assert np.isfinite(found.frame["accuracy"]).all()  # type: ignore[attr-defined]
+    assert result.clusters == {"bergen": 0, "milan": 1, "oslo": 0, "rome": 1}
+    assert np.isfinite(found.frame["accuracy"]).all()

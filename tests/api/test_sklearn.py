@@ -28,7 +28,7 @@ class InTwoSites:
 
     def fit(self, X: Any, y: Any) -> Any:
         rows = len(np.asarray(y)) if y is not None else 0
-        return super().fit(X, y, groups=np.arange(rows) % 2)  # type: ignore[misc]
+        return super().fit(X, y, groups=np.arange(rows) % 2)
 
 
 class TwoSites(InTwoSites, FederatedClassifier): ...

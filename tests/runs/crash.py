@@ -80,7 +80,7 @@ def until_file(out: Path, number: int, *, before: bool) -> None:
         if count == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    os.replace = counting  # type: ignore[assignment]
+    os.replace = counting
     play(out)
 
 
@@ -91,7 +91,7 @@ def count_files(out: Path, report: Path) -> None:
         move(source, target)
         names.append(Path(target).relative_to(out).as_posix())
 
-    os.replace = noting  # type: ignore[assignment]
+    os.replace = noting
     play(out)
     report.write_text(json.dumps(names))
 
@@ -106,15 +106,15 @@ def main(root: Path) -> None:
     killed = []
     for i, number in enumerate(moments):
         out = root / f"file-{number}"
-        killed.append(forked(lambda out=out, number=number, i=i: until_file(out, number, before=bool(i % 2))).killed)  # type: ignore[misc]
-        forked(lambda out=out: play(out, resume=True))  # type: ignore[misc]
+        killed.append(forked(lambda out=out, number=number, i=i: until_file(out, number, before=bool(i % 2))).killed)
+        forked(lambda out=out: play(out, resume=True))
     for i in range(4):
         out, after = root / f"time-{i}", duration * rng.uniform(0.02, 0.95)
-        while not forked(lambda out=out: play(out), after=after).killed:  # type: ignore[misc]
+        while not forked(lambda out=out: play(out), after=after).killed:
             shutil.rmtree(out)  # it took less time than the first
             after /= 2
         killed.append(True)
-        forked(lambda out=out: play(out, resume=True))  # type: ignore[misc]
+        forked(lambda out=out: play(out, resume=True))
     out = root / "twice"  # the second life is cut short too
     forked(lambda: until_file(out, first + 2, before=False))
     forked(lambda: play(out, resume=True), after=duration * 0.2)

@@ -36,7 +36,7 @@ def life(out: Path, last: int = 0, after: float = 0.0) -> None:
             file.write(job.key + "\n")
         if count == last:
             doomed(after)
-        return attempt(job, *rest)  # type: ignore[arg-type]
+        return attempt(job, *rest)
 
     compare.attempt = noted
     compare.compare(WANTED, out)
@@ -60,7 +60,7 @@ def main(root: Path) -> None:
     for last in (2, 1, 2, 2, 0):
         before, asked = there(killed), len(begun(killed))
         after = share * rng.uniform(0.0, 0.9)
-        dead = forked(lambda last=last, after=after: life(killed, last, after)).killed  # type: ignore[misc]
+        dead = forked(lambda last=last, after=after: life(killed, last, after)).killed
         print(json.dumps({"there": before, "begun": begun(killed)[asked:], "killed": dead}))
         if not dead:
             return

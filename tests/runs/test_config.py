@@ -305,10 +305,10 @@ def test_the_privacy_table_sets_the_methods_options() -> None:
 
 def test_set_privacy_epsilon_reaches_the_method_and_wins_over_what_was_there() -> None:
     first = plan(override(config(), {"privacy.epsilon": 4}))
-    assert first.method.privacy_epsilon == 4.0  # type: ignore[attr-defined]
+    assert first.method.privacy_epsilon == 4.0
     again = plan(override(first.config, {"privacy.epsilon": 8}))
-    assert again.method.privacy_epsilon == 8.0  # type: ignore[attr-defined]
-    assert plan(override(again.config, {"privacy.epsilon": "none"})).method.privacy_epsilon is None  # type: ignore[attr-defined]
+    assert again.method.privacy_epsilon == 8.0
+    assert plan(override(again.config, {"privacy.epsilon": "none"})).method.privacy_epsilon is None
 
 
 def test_a_method_without_noise_refuses_the_table() -> None:

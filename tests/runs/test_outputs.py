@@ -68,7 +68,7 @@ def test_models_of_clusters_that_are_gone_are_removed(tmp_path: Path) -> None:
 def test_mixtures_are_mixed_as_they_say(tmp_path: Path, mix: str) -> None:
     states = models(3)
     weights = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    write_outputs(tmp_path, SCENARIO, Serving(states, weights, mix=mix), {})  # type: ignore[arg-type]
+    write_outputs(tmp_path, SCENARIO, Serving(states, weights, mix=mix), {})
     x = SCENARIO.sites[0].val.x
     net = Network(SCENARIO.model)
 
@@ -79,7 +79,7 @@ def test_mixtures_are_mixed_as_they_say(tmp_path: Path, mix: str) -> None:
     if mix == "parameters":
         expected = probabilities((weights[0].double() @ states.double()).float())
     else:
-        expected = sum(w * probabilities(theta) for w, theta in zip(weights[0], states, strict=True))  # type: ignore[assignment]
+        expected = sum(w * probabilities(theta) for w, theta in zip(weights[0], states, strict=True))
     torch.testing.assert_close(load_served(tmp_path, "site-0").probabilities(x), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -188,7 +188,7 @@ def test_a_run_leaves_the_personal_models_beside_the_plain_ones(finished: Path) 
     assert result.config.personalize.lr == pytest.approx(0.4 * 0.05)
     after, before = result.personalized, result.accuracy
     assert after.mean == told["accuracy"]["mean"]
-    assert told["gain"] == pytest.approx(after.mean - before.mean)  # type: ignore[operator]
+    assert told["gain"] == pytest.approx(after.mean - before.mean)
     x = result.predict_proba("site-0", tiny().sites[0].tests["test"].x)
     accuracy = (x.argmax(1) == tiny().sites[0].tests["test"].y).double().mean()
     assert float(accuracy) == after.clients["site-0"]

@@ -24,7 +24,7 @@ OPTIONS = ["--set", "scenario.groups=2", "--set", "scenario.clients_per_group=2"
 
 def fitted(method: object = "emdcfl", **options: object) -> emdcfl.Result:
     scenario = emdcfl.scenarios.build("rotated-digits", **SCENARIO)
-    return emdcfl.fit(scenario, method=method, rounds=2, local_epochs=1, **options)  # type: ignore[arg-type]
+    return emdcfl.fit(scenario, method=method, rounds=2, local_epochs=1, **options)
 
 
 def cli(*arguments: str) -> str:
@@ -63,7 +63,7 @@ def test_a_loaded_run_is_the_run(by_command: Path) -> None:
     loaded, fit = emdcfl.load(by_command), fitted()
     assert loaded.clusters == fit.clusters and loaded.accuracy == fit.accuracy and loaded.config == fit.config
     assert torch.equal(loaded.serving.models, fit.serving.models) and torch.equal(loaded.serving.weights, fit.serving.weights)
-    assert np.array_equal(loaded.serving.distances.W, fit.serving.distances.W, equal_nan=True)  # type: ignore[union-attr]
+    assert np.array_equal(loaded.serving.distances.W, fit.serving.distances.W, equal_nan=True)
     x = emdcfl.scenarios.build("rotated-digits", **SCENARIO).sites[0].val.x
     assert torch.equal(loaded.predict_proba(loaded.clients[0], x), fit.predict_proba(fit.clients[0], x))
 
@@ -146,4 +146,4 @@ def test_a_network_of_ones_own_and_settings_by_key() -> None:
         rounds=1,
         settings={"training.momentum": 0.0},
     )
-    assert result.config.training.momentum == 0.0 and isinstance(result.models["a"][0], torch.nn.Linear)  # type: ignore[index]
+    assert result.config.training.momentum == 0.0 and isinstance(result.models["a"][0], torch.nn.Linear)

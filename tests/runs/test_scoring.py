@@ -104,7 +104,7 @@ def test_the_history_has_a_mean_of_every_test() -> None:
 
 def test_agreement_needs_clusters_and_truth() -> None:
     assert agreement([0, 0, 1], CLIENTS, {"a": "x", "b": "x", "c": "y"}) == 1.0
-    assert agreement(torch.tensor([0, 0, 1]), CLIENTS, {"a": "x", "b": "y", "c": "y"}) < 1.0  # type: ignore[operator]
+    assert agreement(torch.tensor([0, 0, 1]), CLIENTS, {"a": "x", "b": "y", "c": "y"}) < 1.0
     assert agreement([0, 0, 1], CLIENTS, None) is None
     assert agreement(None, CLIENTS, {"a": "x", "b": "x", "c": "y"}) is None
 

@@ -101,8 +101,8 @@ def test_views_and_parameters_are_saved_by_value(store: RunStore) -> None:
 @pytest.mark.parametrize(
     ("bad", "where"),
     [
-        (Memory(vector(0), counts={1: 2}), "text as keys, got 1"),  # type: ignore[dict-item]
-        (Memory(vector(0), counts={"a": np.int64(2)}), r"got int64 at value\.state\.counts\.a"),  # type: ignore[dict-item]
+        (Memory(vector(0), counts={1: 2}), "text as keys, got 1"),
+        (Memory(vector(0), counts={"a": np.int64(2)}), r"got int64 at value\.state\.counts\.a"),
         (Memory(vector(0), members=[{"weight": object()}]), r"got object at value\.state\.members\[0\]\.weight"),
         (Memory(torch.zeros(2, dtype=torch.complex64)), r"value\.state\.theta, got .*complex64"),
         (Memory(vector(0), pair=(Config(),)), r"got Config at value\.state\.pair\[0\]"),

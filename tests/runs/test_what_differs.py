@@ -67,10 +67,8 @@ def test_numbers_to_predict_have_no_classes() -> None:
 def test_images_are_told_apart_by_brightness_and_by_how_they_are_turned() -> None:
     x = torch.rand(50, 1, 12, 12, generator=torch.Generator().manual_seed(0)) * 0.1
     x[:, :, 2:4] += 0.8
-    at = dict(zip(IMAGE_FEATURES, image_features(x).mean(0).tolist(), strict=True))
-    turned = dict(zip(IMAGE_FEATURES, image_features(x.rot90(2, (2, 3))).mean(0).tolist(), strict=True))
-    aside = dict(zip(IMAGE_FEATURES, image_features(x.transpose(2, 3)).mean(0).tolist(), strict=True))
-    negative = dict(zip(IMAGE_FEATURES, image_features(1 - x).mean(0).tolist(), strict=True))
+    shown = (image_features(one).mean(0).tolist() for one in (x, x.rot90(2, (2, 3)), x.transpose(2, 3), 1 - x))
+    at, turned, aside, negative = (dict(zip(IMAGE_FEATURES, values, strict=True)) for values in shown)
     assert at["low"] < -0.3 and turned["low"] > 0.3 and at["upright"] < 0.3 < 0.7 < aside["upright"]
     assert negative["brightness"] == pytest.approx(1 - at["brightness"]) and negative["low"] == pytest.approx(at["low"], abs=1e-4)
 

@@ -96,7 +96,7 @@ def test_tables_fit_a_terminal_without_cutting_names() -> None:
         console = Console(width=width, file=io.StringIO(), legacy_windows=False)
         for one in rich_tables(table, table.columns[0], width):
             console.print(one)
-        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        lines = console.file.getvalue().splitlines()
         assert max(map(len, lines)) <= width and "…" not in "".join(lines)
         assert all(any(label in line for line in lines) for label in table.rows)
         assert sum("91." in line or "90." in line for line in lines) >= 1

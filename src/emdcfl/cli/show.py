@@ -29,8 +29,6 @@ from emdcfl.runs.watching.progress import terminal
 
 MAX_LINES = 8
 """Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""
-
-
 GAP = 3
 """Cells between two columns of a table."""
 

@@ -208,6 +208,7 @@ def _with_one(z: Array) -> Array:
 def fit_head(sample: Sample, classes: int, *, penalty: float = 1e-3) -> Head:
     r"""Return the head that minimises cross-entropy plus :math:`\tfrac{\text{penalty}}2\|A\|^2`; a larger penalty gives a smaller L."""
     from scipy.optimize import minimize
+    from scipy.special import log_softmax
 
     x, targets = _with_one(sample.z), np.eye(classes)[sample.y]
     decay = np.ones(x.shape[1])
@@ -215,9 +216,7 @@ def fit_head(sample: Sample, classes: int, *, penalty: float = 1e-3) -> Head:
 
     def objective(flat: Array) -> tuple[float, Array]:
         weights = flat.reshape(classes, -1)
-        logits = x @ weights.T
-        logits -= logits.max(axis=1, keepdims=True)
-        log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        log_p = log_softmax(x @ weights.T, axis=1)
         slope = (np.exp(log_p) - targets).T @ x / len(x) + penalty * decay * weights
         value = -(targets * log_p).sum() / len(x) + 0.5 * penalty * float((decay * weights**2).sum())
         return float(value), slope.ravel()

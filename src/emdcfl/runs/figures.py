@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.clustering.pairs import over_tolerance
+from emdcfl.clustering.pairs import SIGNS, over_tolerance
 from emdcfl.core.optional import require
 from emdcfl.core.units import plot_text, plural
 from emdcfl.methods.base import Distances
@@ -124,9 +124,8 @@ def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence
 
 
 def _annotate(axes: Any, w: Array, ratio: Array, kind: Array) -> None:
-    marks = {2: "≥", 3: "≤"}
     for i, j in np.ndindex(w.shape):
         if np.isfinite(w[i, j]):
             dark = ratio[i, j] > 3.5 or ratio[i, j] < 0
-            text = f"{marks.get(int(kind[i, j]), '')}{w[i, j]:.3f}".replace("0.", ".", 1)
+            text = f"{SIGNS.get(int(kind[i, j]), '').strip()}{w[i, j]:.3f}".replace("0.", ".", 1)
             axes.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")

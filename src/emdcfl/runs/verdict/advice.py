@@ -177,7 +177,8 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
         if all_alone(summary) and "local" in found:  # what it shared before the groups parted made the difference
             to_do = f"Train as in this run, which ends with every site alone{_tuned(summary)}"
         text = f"{to_do}: worth {better[least].points('')} against {BASELINES[least]}"
-        text += _trend(other_rounds[least]) if least in other_rounds else ""
+        if least in other_rounds:
+            text += ", which is still improving" if other_rounds[least]["better_rounds"][1] > 0 else ", which was better after fewer rounds"
         level = [BASELINES[name] for name, gain in found.items() if gain.sign == 0]
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
         return Advice("this run", text, told, found, [*apart, *map(_other_rounds, other_rounds, other_rounds.values()), *doubts], look)
@@ -188,10 +189,6 @@ def _may_catch_up(other: Summary, gain: Interval) -> bool:
     """Whether a baseline might be as good after more rounds, or was after fewer: what it lost since is known."""
     change = float(other.get("better_rounds", (0, 0.0))[1])
     return change > 0 or (change < 0 and gain.low <= -change)
-
-
-def _trend(other: Summary) -> str:
-    return ", which is still improving" if other["better_rounds"][1] > 0 else ", which was better after fewer rounds"
 
 
 def _other_rounds(name: str, other: Summary) -> str:

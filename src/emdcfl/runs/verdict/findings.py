@@ -105,9 +105,7 @@ def _alone(summary: Summary, reading: Summary | None) -> str | None:
     clients, clusters = summary["clients"], summary.get("clusters") or []
     sizes, unknown = Counter(clusters), [] if reading is None else reading["not_compared"]
     alone = [c for c, k in zip(clients, clusters, strict=False) if sizes[k] == 1 and c not in unknown]
-    if not alone or len(alone) == len(clients):
-        return None
-    return f"no group fits {names(alone)}"
+    return f"no group fits {names(alone)}" if 0 < len(alone) < len(clients) else None
 
 
 def _truth(summary: Summary) -> str | None:
