@@ -149,7 +149,10 @@ BAD = {
     "folder for a config": (("run", "."), ("config file", "emdcfl run --data .")),
     "no validation data": (("run", "--scenario", "tiny", "--set", "scenario.val=[70, 0]"), ("'site-1'", "validation")),
     "NaN loss": (("run", "--scenario", "tiny", "--lr", "1e30"), ("'site-0'", "round 1", "loss became", "learning rate")),
-    "models of comparisons that are not made": (("run", "--scenario", "tiny", "--keep-baselines"), ("--keep-baselines", "own data")),
+    "models of comparisons that are not made": (
+        ("run", "--scenario", "tiny", "--keep-baselines", "--no-baselines"),
+        ("--keep-baselines", "got a run without"),
+    ),
     "flag": (("run", "--nope"), ("--nope", "run --help")),
     "command": (("rnu",), ("rnu", "--help")),
 }
@@ -242,6 +245,14 @@ def test_a_resumed_run_keeps_to_its_choice_of_baselines(cli, clinics: Path) -> N
     assert cli(*again).code == 0 and models.is_dir()  # and the last word counts
     shutil.rmtree(beside)
     assert cli(*again, "--baselines").code == 0 and beside.is_dir() and not models.exists()
+
+
+def test_baselines_of_a_scenario_are_trained_where_they_are_asked_for(cli, tmp_path: Path) -> None:
+    again = ("run", "--scenario", "tiny", "--rounds", 1, "--local-epochs", 1, "--quiet", "--out", "r")
+    assert cli(*again).code == 0 and not Path("r/baselines").exists()
+    assert cli(*again, "--resume", "--baselines").code == 0 and Path("r/baselines/fedavg").is_dir()
+    shutil.rmtree("r/baselines")
+    assert cli(*again, "--resume").code == 0 and Path("r/baselines/fedavg").is_dir()  # as it began
 
 
 def test_a_cluster_that_shares_no_class_with_a_new_site_is_not_compared_in_words(cli, tmp_path: Path) -> None:

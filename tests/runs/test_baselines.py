@@ -134,6 +134,15 @@ def test_a_gain_over_a_training_that_other_rounds_would_improve_is_doubted(other
         assert f"--rounds {better}" in in_brief(run, READING, others)[1][1]
 
 
+@pytest.mark.parametrize(("change", "doubted"), [(0.031, True), (-0.2, True), (-0.031, False)])
+def test_a_loss_that_other_rounds_might_make_good_is_doubted(change: float, doubted: bool) -> None:
+    run = {**summary(0.8, GROUPS), "better_rounds": (4, change), "rounds": 2}
+    found = advice(run, baselines(0.7, 0.9))
+    assert found.choice == "local"
+    told = [doubt for doubt in found.doubts if "--rounds 4" in doubt]
+    assert len(told) == doubted and all(doubt.startswith("training in these 2 groups") for doubt in told)
+
+
 @pytest.mark.parametrize(
     ("here", "there", "clusters", "doubted"), [(0.9, 0.0, GROUPS, True), (0.9, 0.01, GROUPS, False), (0.9, 0.0, [0] * 6, False)]
 )

@@ -18,7 +18,7 @@ from emdcfl.cli.own_data import PANEL, add_flags, own_data
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.units import seconds
-from emdcfl.runs.config import AT_NODES, OWN_FILES, Config, config_keys, load, override, parse_settings
+from emdcfl.runs.config import OWN_FILES, Config, config_keys, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.store.identity import Baselines, noted_baselines
 from emdcfl.runs.verdict.advice import BASELINES, advice
@@ -72,7 +72,7 @@ def run(
         typer.Option(
             "--baselines/--no-baselines",
             help="Also train one model for all and every site alone, to compare.",
-            show_default="yes; with --resume, as the run began",
+            show_default="yes for own data; with --resume, as the run began",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -178,14 +178,14 @@ def _choose(
 
 def _comparisons(config: Config, wanted: bool | None, *, keep: bool, resumed: Path | None) -> Baselines:
     """Return what is trained beside the run: as said now, else as the run that is resumed began, else scores for own data."""
-    if config.scenario.name not in (OWN_FILES, AT_NODES) or config.method.name in BASELINES or wanted is False:
+    if wanted is False or config.method.name in BASELINES:
         if keep:
-            raise ConfigError("--keep-baselines keeps models that are trained beside own data to compare, got a run without; leave it out")
+            raise ConfigError("--keep-baselines keeps models that are trained beside a run to compare, got a run without; leave it out")
         return Baselines.NONE
-    if keep:
-        return Baselines.MODELS
-    began = noted_baselines(resumed) if resumed is not None and wanted is None else None
-    return began or Baselines.SCORES
+    if keep or wanted:
+        return Baselines.MODELS if keep else Baselines.SCORES
+    began = noted_baselines(resumed) if resumed is not None else None
+    return began or Baselines.usual(config.scenario.name)
 
 
 def _finish(console: Console, result: Result, place: Path, *, merging: bool, baselines: bool, as_json: bool) -> None:
@@ -193,22 +193,22 @@ def _finish(console: Console, result: Result, place: Path, *, merging: bool, bas
     from emdcfl.paper.merging import write_quick_merging
     from emdcfl.report import write_report
     from emdcfl.report.load_run import read_run
-    from emdcfl.runs.outputs import read_reading, write_summary
+    from emdcfl.runs.outputs import write_summary
 
     if merging:
         write_quick_merging(result)
-    others = read_run(place).others if baselines else {}
-    reading = read_reading(place) if result.summary["clusters"] is not None else None
-    told = {topic.lower().replace(" ", "_"): said for topic, said in in_brief(result.summary, reading, others)}
+    found = read_run(place)
+    others, reading = found.others if baselines else {}, found.reading
+    told = {topic.lower().replace(" ", "_"): said for topic, said in in_brief(found.summary, reading, others)}
     summary = {**result.summary, "answers": told}
     write_summary(place, summary)
     report = write_report(place)
     if as_json:
-        to_do = advice(result.summary, others)
+        to_do = advice(found.summary, others)
         extra = {} if not others else {"baselines": others, "advice": None if to_do is None else asdict(to_do)}
         print_json({**summary, **extra})
         return
-    show_result(console, result.summary, [row for row in result.history if row["round"] == result.summary["rounds"]], place, others)
+    show_result(console, found.summary, [row for row in result.history if row["round"] == result.summary["rounds"]], place, others)
     if "unseen" in result.summary:
         show_unseen(console, result.summary["unseen"])
     console.print(f"report: {report}", soft_wrap=True)

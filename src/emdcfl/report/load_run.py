@@ -73,13 +73,10 @@ class Run:
         row = self.last.get(client)
         return float(row[self.metric][variant]) if row is not None and is_tested(row, variant) else None
 
-    @cached_property
+    @property
     def others(self) -> dict[str, dict[str, Any]]:
-        """Summaries of the baselines, with their ``better_rounds`` where there are any."""
-        found = {name: better_rounds(run.rows, run.summary) for name, run in self.baselines.items() if not name.endswith(FINE_TUNED)}
-        return {
-            name: {**run.summary, **({"better_rounds": found[name]} if found.get(name) else {})} for name, run in self.baselines.items()
-        }
+        """Summaries of the baselines."""
+        return {name: run.summary for name, run in self.baselines.items()}
 
     @cached_property
     def fine_tuned(self) -> dict[str, float | None]:
@@ -109,7 +106,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run directory; only ``summary.json`` must be there."""
+    """Read a run directory; only ``summary.json`` must be there. The summary gets ``better_rounds``, where there are any."""
     refuse_links(folder)
     summary = read_summary(folder)
     metric = metric_of(summary).value
@@ -117,10 +114,12 @@ def read_run(folder: Path) -> Run:
     if missing or "variants" not in summary[metric]:
         raise StoreError(f"{folder / 'summary.json'}: no {(missing or [f'{metric}.variants'])[0]!r}; resume the run to write it again")
     found = {p.name: p for p in sorted((folder / "baselines").glob("*")) if (p / "summary.json").is_file()}
+    rows = RunStore(folder).read_metrics()
+    better = better_rounds(rows, summary)
     return Run(
         path=folder,
-        summary=summary,
-        rows=RunStore(folder).read_metrics(),
+        summary=summary if better is None else {**summary, "better_rounds": better},
+        rows=rows,
         config=_read_config(folder / "config.toml"),
         pairs=_read_distances(folder, summary),
         reading=read_reading(folder) if summary.get("clusters") is not None else None,
@@ -133,6 +132,7 @@ def _both(name: str, run: Run) -> list[tuple[str, Run]]:
     if "personalized" not in run.summary:
         return [(name, run)]
     summary, rows = with_personal(run.summary, run.rows)
+    summary.pop("better_rounds", None)  # of the models before
     return [(name, run), (name + FINE_TUNED, replace(run, summary=summary, rows=rows))]
 
 

@@ -25,7 +25,7 @@ from emdcfl.core.federation import Failure, Federation
 from emdcfl.core.metric import Metric, score_of
 from emdcfl.data.types import Scenario
 from emdcfl.runs import signals
-from emdcfl.runs.config import AT_NODES, OWN_FILES, Config, with_workers
+from emdcfl.runs.config import Config, with_workers
 from emdcfl.runs.loop import Finished, NoOpObserver, Observer, play
 from emdcfl.runs.outputs import read_summary, write_outputs
 from emdcfl.runs.personal import FineTuned, gain, personalize
@@ -56,8 +56,8 @@ def run(
     """Run an experiment, or with ``resume`` continue the one in ``out`` from its last complete round.
 
     The run directory ``out`` is written after every round; without one, everything stays in memory until ``Result.save``. ``scenario`` are
-    data that are already built, or that exist in memory only. ``baselines`` says what the caller trains beside a run on own data; the run
-    directory notes it.
+    data that are already built, or that exist in memory only. ``baselines`` says what the caller trains beside the run, whose directory
+    notes it.
     """
     started = time.perf_counter()
     planned = config if isinstance(config, RunPlan) else plan(config, scenario, out)
@@ -67,8 +67,8 @@ def run(
         else:
             with RunStore.open(out, planned.config, resume=resume) as store:
                 data_record.bind(out, planned.config.scenario.options, planned.whole.fingerprints)
-                if baselines is not None and planned.config.scenario.name in (OWN_FILES, AT_NODES):
-                    note_baselines(out, baselines)
+                if baselines is not None:
+                    note_baselines(out, baselines, planned.config.scenario.name)
                 began = replace(planned, config=with_workers(planned.config, store.config().engine.workers))
                 result = _play(_Account(began, fed, started, store), observer)
     if not planned.held or "unseen" in result.summary:

@@ -241,7 +241,7 @@ def better_rounds(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> tup
     variant, rounds = next(iter(score_of(summary)["variants"])), dict[int, list[MetricsRow]]()
     for row in rows:
         rounds.setdefault(row["round"], []).append(row)
-    scores = {number: SiteScores.of(site_scores(here, variant, summary["scored"])) for number, here in rounds.items()}
+    scores = {number: SiteScores.of(site_scores(here, variant, summary.get("scored"))) for number, here in rounds.items()}
     tested = {number: one for number, one in scores.items() if one is not None and one.counted}
     if len(tested) < 2:
         return None

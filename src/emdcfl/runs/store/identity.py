@@ -16,6 +16,7 @@ from typing import Any
 from emdcfl.core.checks import read_toml
 from emdcfl.core.errors import StoreError
 from emdcfl.core.units import some
+from emdcfl.runs.config import AT_NODES, OWN_FILES
 from emdcfl.runs.store import files
 
 FORMAT = 1
@@ -77,16 +78,21 @@ def write_config(folder: Path, config: str) -> None:
 
 
 class Baselines(StrEnum):
-    """What is trained beside a run on own data, to compare it with."""
+    """What is trained beside a run, to compare it with."""
 
     NONE = "none"
     SCORES = "scores"
     MODELS = "models"
 
+    @classmethod
+    def usual(cls, scenario: str) -> Baselines:
+        """Return what is trained beside a run on these data where nobody says anything: scores, on own data."""
+        return cls.SCORES if scenario in (OWN_FILES, AT_NODES) else cls.NONE
 
-def note_baselines(folder: Path, chosen: Baselines) -> None:
+
+def note_baselines(folder: Path, chosen: Baselines, scenario: str) -> None:
     """Note what is trained beside the run, unless it is the usual, for who resumes it without saying so again."""
-    if (noted_baselines(folder) or Baselines.SCORES) is not chosen:
+    if (noted_baselines(folder) or Baselines.usual(scenario)) is not chosen:
         files.write_json(folder / BASELINES, {"baselines": chosen.value})
 
 

@@ -169,7 +169,7 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
     if worse:
         best = _best(worse, baselines, disagree=bool(disagree) and summary["k"] == 1)
         doubts = [*apart, *doubts] or [f"training as in this run costs {(-worse[best]).points('')} against {BASELINES[best]}"]
-        return Advice(best, _instead(summary, best, worse[best]), told, found, doubts, look)
+        return Advice(best, _instead(summary, best, worse[best]), told, found, [*_own_rounds(summary, -worse[best]), *doubts], look)
     if better:
         least = min(better, key=lambda name: better[name].mean)
         other_rounds = {name: baselines[name] for name, gain in better.items() if _may_catch_up(baselines[name], gain)}
@@ -181,23 +181,29 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
             text += ", which is still improving" if other_rounds[least]["better_rounds"][1] > 0 else ", which was better after fewer rounds"
         level = [BASELINES[name] for name, gain in found.items() if gain.sign == 0]
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
-        return Advice("this run", text, told, found, [*apart, *map(_other_rounds, other_rounds, other_rounds.values()), *doubts], look)
+        late = [_other_rounds(BASELINES[name], other) for name, other in other_rounds.items()]
+        return Advice("this run", text, told, found, [*apart, *late, *doubts], look)
     return Advice("undecided", _undecided(summary, networks or found, baselines), told, found, [*apart, *doubts], look)
 
 
+def _own_rounds(summary: Summary, gain: Interval) -> list[str]:
+    """Say that this run might be as good as what is better than it, after more or fewer rounds."""
+    return [_other_rounds(_called(summary), summary)] if _may_catch_up(summary, gain) else []
+
+
 def _may_catch_up(other: Summary, gain: Interval) -> bool:
-    """Whether a baseline might be as good after more rounds, or was after fewer: what it lost since is known."""
+    """Whether the worse of two might be as good after more rounds, or was after fewer: what it lost since is known."""
     change = float(other.get("better_rounds", (0, 0.0))[1])
     return change > 0 or (change < 0 and gain.low <= -change)
 
 
 def _other_rounds(name: str, other: Summary) -> str:
-    """Say that a baseline might be as good after more or fewer rounds."""
+    """Say that a training might be as good after more or fewer rounds."""
     (better, change), rounds = other["better_rounds"], plural(int(other["rounds"]), "round")
     points = _in_units(other, abs(change))
     if change > 0:
-        return f"{BASELINES[name]} gained {points} in the last of {rounds}: with more it may be as good (--rounds {better})"
-    return f"{BASELINES[name]} was best after round {better} of {rounds} and lost {points} since: it may be as good (--rounds {better})"
+        return f"{name} gained {points} in the last of {rounds}: with more it may be as good (--rounds {better})"
+    return f"{name} was best after round {better} of {rounds} and lost {points} since: it may be as good (--rounds {better})"
 
 
 def _best(worse: Mapping[str, Interval], baselines: Mapping[str, Summary], *, disagree: bool) -> str:
