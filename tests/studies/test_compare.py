@@ -176,6 +176,25 @@ def test_own_files_that_changed_are_read_again_and_do_not_share_a_table(tmp_path
     assert compare.shared_scenario(base).classes == ("no", "other")
 
 
+def test_all_leaves_out_the_methods_that_the_data_do_not_allow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for site in "ab":
+        (folder / f"{site}.csv").write_text("u,label\n" + "".join(f"{i},{i % 2}\n" for i in range(20)))
+    base = replace(BASE, scenario=Choice("folder", {"path": str(folder)}))
+    numbers = replace(BASE, scenario=Choice("folder", {"path": str(folder), "task": "regression"}))
+    named = {c.name for c in parse_methods("all", base)}
+    assert {"emdcfl", "fedavg", "pacfl"} < named and not {"oracle", "ifca"} & named
+    assert "leaves out oracle, ifca," in caplog.messages[0]
+    assert "pacfl" not in {c.name for c in parse_methods("all", numbers)}
+    assert {c.name for c in parse_methods("all+ft", BASE)} == {c.name for c in parse_methods("all+ft")}
+    with pytest.raises(ConfigError, match="fewer"):  # what refuses all is said
+        parse_methods("all", replace(base, run=replace(base.run, hold_out=("a", "b"))))
+    with pytest.raises(ConfigError, match="ifca needs the number of clusters"):  # before the methods beside it have trained
+        compare.compare(configs(base, parse_methods("fedavg,ifca"), [0]), tmp_path / "out")
+    assert not (tmp_path / "out" / "results.jsonl").exists()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_interrupted_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, quick: list[str], seed: int) -> None:
     rng = random.Random(seed)

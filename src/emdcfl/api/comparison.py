@@ -95,12 +95,12 @@ def compare(
     if scenario is not None and jobs > 1:
         raise ConfigError(f"expected jobs = 1 for data in memory, got {jobs}: they are not sent to other processes; write them to a folder")
     given_methods = [methods] if isinstance(methods, str) else methods
-    chosen = [one for m in given_methods for one in (studies.parse_methods(m) if isinstance(m, str) else [as_choice(m)])]
-    if not chosen:
-        raise ConfigError(f"expected at least one method, got {methods!r}")
-    wanted = studies.configs(base, studies.with_fine_tuning(base, chosen), numbers)
     with ExitStack() as stack:
         stack.enter_context(studies.data_in_memory(base, scenario))
+        chosen = [one for m in given_methods for one in (studies.parse_methods(m, base) if isinstance(m, str) else [as_choice(m)])]
+        if not chosen:
+            raise ConfigError(f"expected at least one method, got {methods!r}")
+        wanted = studies.configs(base, studies.with_fine_tuning(base, chosen), numbers)
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         outcome = studies.compare(wanted, folder, jobs=jobs, watch=_Lines() if progress else None)
         if outcome.failed:

@@ -89,10 +89,10 @@ def compare_(
         flags = whose_data(scenario, data, own, config) | config_keys(scale=scale, personalize=personalize, device=device)
         base = build_config(config, flags, settings)
         if leave_one_out or folds is not None:
-            chosen, numbers = studies.parse_methods(methods), studies.parse_seeds(seeds)
+            chosen, numbers = studies.parse_methods(methods, base), studies.parse_seeds(seeds)
             wanted = [one for seed in numbers for fold in studies.folds_of(base, folds) for one in studies.configs(fold, chosen, [seed])]
         else:
-            asked = studies.parse_methods(methods)
+            asked = studies.parse_methods(methods, base)
             chosen = studies.with_fine_tuning(base, asked)
             wanted = studies.configs(base, chosen, studies.parse_seeds(seeds))
             if len(chosen) > len(asked) and not (quiet or as_json):

@@ -181,14 +181,20 @@ def make(name: str, **options: Any) -> Method:
     return cls(**{**preset, **options})
 
 
-def clusters_wanted(k: int | None, fed: Federation, name: str) -> int:
-    """Return K: the method's field, else the scenario's."""
-    chosen = k if k is not None else fed.k
+def told_k(k: int | None, usual: int | None, name: str) -> int:
+    """Return the method's own K, else the scenario's; raise where neither is given."""
+    chosen = k if k is not None else usual
     if chosen is None:
         raise ConfigError(
             f"{name} needs the number of clusters, which these data do not give; set method.k "
             f"(--set method.k=4, in compare {name}:k=4, in Python settings={{'method.k': 4}})"
         )
+    return chosen
+
+
+def clusters_wanted(k: int | None, fed: Federation, name: str) -> int:
+    """Return K: the method's field, else the scenario's."""
+    chosen = told_k(k, fed.k, name)
     if not 1 <= chosen <= len(fed.clients):
         raise ConfigError(f"expected method.k between 1 and {len(fed.clients)} (the number of clients), got {chosen}")
     return chosen

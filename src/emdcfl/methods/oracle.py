@@ -17,6 +17,9 @@ from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Clustered, ClusteredMethod, average_sets, register
 
 
+NO_GROUPS = "oracle needs the true groups and these data have none; use emdcfl, fedavg or local"
+
+
 @register
 @dataclass(frozen=True)
 class Oracle(ClusteredMethod):
@@ -35,7 +38,7 @@ class Oracle(ClusteredMethod):
 
     def init(self, fed: Federation, round: Round) -> Clustered:
         if fed.truth is None:
-            raise ConfigError("oracle needs the true groups and these data have none; use emdcfl, fedavg or local")
+            raise ConfigError(NO_GROUPS)
         return Clustered(list(fed.clients), fed.initial())
 
     def step(self, fed: Federation, state: Clustered, round: Round) -> Clustered:

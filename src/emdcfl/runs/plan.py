@@ -23,7 +23,8 @@ from emdcfl.data.types import Scenario, Site
 from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.methods import find, make
-from emdcfl.methods.base import Checked, Method, default_options, preset_values
+from emdcfl.methods.base import Checked, Method, default_options, preset_values, told_k
+from emdcfl.methods.oracle import NO_GROUPS
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
 from emdcfl.runs.config import OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, config_hash
@@ -137,6 +138,10 @@ def plan(config: Config, scenario: Scenario | None = None, folder: Path | None =
         refuse_numbers(config)
     if scenario.target is not None:
         config = _for_numbers(config, method, device)
+    if hasattr(method, "k"):  # before anything is trained, also of the methods beside it in a comparison
+        told_k(method.k, scenario.k, cls.name)
+    if cls.name == "oracle" and scenario.groups is None:
+        raise ConfigError(NO_GROUPS)
     engine = config.engine
     name = resolve(
         engine.name,

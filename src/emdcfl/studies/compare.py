@@ -48,10 +48,10 @@ def paper_place(method: str) -> tuple[int, str]:
     return list(TITLES).index(method) if method in TITLES else len(TITLES), method
 
 
-def parse_methods(text: str) -> list[Choice]:
+def parse_methods(text: str, base: Config | None = None) -> list[Choice]:
     """Read ``all`` or ``a,b,c``; a method may carry options after colons, as in ``emdcfl:tolerance=0.025:solver=sinkhorn``.
 
-    A name that ends in ``+ft`` is the method with fine-tuning at home.
+    A name that ends in ``+ft`` is the method with fine-tuning at home. With ``base``, ``all`` leaves out what its data or settings refuse.
 
     Examples
     --------
@@ -62,7 +62,8 @@ def parse_methods(text: str) -> list[Choice]:
     for part in (p.strip() for p in text.split(",")):
         name, *settings = part.split(":")
         if name.removesuffix(FINE_TUNED) == "all" and not settings:
-            found += [Choice(method + name.removeprefix("all")) for method in sorted(METHODS, key=paper_place)]
+            every = [Choice(method + name.removeprefix("all")) for method in sorted(METHODS, key=paper_place)]
+            found += every if base is None else _accepted(base, every)
             continue
         find(name.removesuffix(FINE_TUNED))
         wanted = []
@@ -74,6 +75,21 @@ def parse_methods(text: str) -> list[Choice]:
         found.append(override(Config(method=Choice(name)), parse_settings(wanted)).method)
     unique = {json.dumps([c.name, dict(c.options)], sort_keys=True): c for c in found}
     return list(unique.values())
+
+
+def _accepted(base: Config, methods: Sequence[Choice]) -> list[Choice]:
+    """Return the methods that the data and settings allow, and name the others; raise where they allow none."""
+    refused: dict[str, ConfigError] = {}
+    for method in methods:
+        try:
+            plan(_with_method(base, method), shared_scenario(base))
+        except ConfigError as error:
+            refused[method.name] = error
+    if len(refused) == len(methods):
+        raise next(iter(refused.values()))
+    if refused:
+        log.warning("'all' leaves out %s: the data or settings do not allow them; name one to see why", ", ".join(refused))
+    return [method for method in methods if method.name not in refused]
 
 
 def parse_seeds(text: str) -> list[int]:
