@@ -162,5 +162,5 @@ def test_a_scenario_beside_an_encoding_hides_neither_splits_nor_columns(tmp_path
 def test_an_error_names_no_column_that_the_owner_leaves_out_and_no_path(tmp_path: Path) -> None:
     server = node(tmp_path, toml="drop = ['surname']\n[policy]\ncolumns = ['age']")
     said = describe(server, {"kind": "table", "label": "surnam", "columns": [AGE]})["failure"]
-    assert "surname" not in said and str(tmp_path) not in said and "log of the node" in said
+    assert "surname" not in said and str(tmp_path) not in said and "emdcfl node data HOME" in said
     assert "serves its own files" in server.refused("describe")

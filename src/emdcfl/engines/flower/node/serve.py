@@ -100,8 +100,10 @@ def _unanswered(node: Node, error: Exception) -> str:
     """Say why a request could not be answered: in the words of errors made for the server, of others by their type."""
     if isinstance(error, ClientError) or (node.details and isinstance(error, EmdcflError)):
         return str(error)
-    what = "its data do not fit the request" if isinstance(error, EmdcflError) else "malformed request"
-    return f"{what} ({type(error).__name__}); the log of the node says why"
+    served = "what 'emdcfl node serve' printed there"
+    if isinstance(error, EmdcflError):
+        return f"its data do not fit the request ({type(error).__name__}); 'emdcfl node data HOME' or {served} says why"
+    return f"malformed request ({type(error).__name__}); {served} says why"
 
 
 def _is_ours(failure: Failure) -> bool:
