@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 import emdcfl
 from emdcfl.cli.app import app
 from emdcfl.core.errors import DataError, StoreError
+from emdcfl.data.scenarios import registry
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.runs.config import Choice, Config, RunConfig, TrainingConfig
+from emdcfl.runs.config import AT_NODES, Choice, Config, RunConfig, TrainingConfig
+from emdcfl.runs.plan import build_scenario
 from emdcfl.studies import compare
 
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -34,6 +36,13 @@ def cli(*arguments: str) -> str:
     done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
+
+
+def test_data_that_stay_at_nodes_are_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(registry._ENTRIES, AT_NODES, raising=False)  # known where the server runs
+    config = Config(scenario=Choice(AT_NODES), model=Choice("mlp"))
+    with pytest.raises(DataError, match="nodes of a federation"):
+        build_scenario(config)
 
 
 def models(folder: Path) -> dict[str, bytes]:

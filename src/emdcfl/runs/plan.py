@@ -27,7 +27,7 @@ from emdcfl.methods.base import Checked, Method, default_options, preset_values,
 from emdcfl.methods.oracle import NO_GROUPS
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
-from emdcfl.runs.config import OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, config_hash
+from emdcfl.runs.config import AT_NODES, OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, config_hash
 from emdcfl.runs.store import data_record
 
 IN_MEMORY = "in-memory"
@@ -106,6 +106,11 @@ def build_scenario(config: Config, folder: Path | None = None) -> Scenario:
     """Build the scenario a config names, with the network it asks for; ``folder`` is the run directory, which knows where own files are."""
     if config.scenario.name == IN_MEMORY:
         raise DataError("the data of this run were given as arrays in Python; give them again: emdcfl.load(folder, clients=…)")
+    if config.scenario.name == AT_NODES and AT_NODES not in scenarios.names():  # as it is everywhere but at their server
+        raise DataError(
+            "the data of this run stay at the nodes of a federation: train with 'emdcfl run --federation DIR', and predict with --client; "
+            "placing a site needs a run with the data of all sites on one machine"
+        )
     given = dict(config.scenario.options)
     if config.scenario.name == OWN_FILES and isinstance(given.get("path"), str):
         given["path"] = data_record.locate(folder, given["path"])
@@ -188,7 +193,7 @@ def _without(scenario: Scenario, config: Config) -> Scenario:
     if len(names) - len(out) < 2:
         raise ConfigError(f"run.hold_out: expected at least two sites to train with, got {len(names) - len(out)}; hold out fewer")
     if config.engine.name == "flower":
-        raise ConfigError("run.hold_out needs the data of all sites on one machine; over Flower, leave a node out and use 'emdcfl place'")
+        raise ConfigError("run.hold_out needs the data of all sites on one machine; over Flower, leave a node out")
     return replace(
         scenario,
         sites=tuple(site for site in scenario.sites if site.name not in out),
