@@ -55,6 +55,19 @@ class StoreError(EmdcflError):
     """A run directory is unreadable, locked, or belongs to another run."""
 
 
+def similar(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the valid name that is most like ``name``, whatever their capitals; None if none is.
+
+    Examples
+    --------
+    >>> similar("dose", ["AGE", "DOSE"])
+    'DOSE'
+    """
+    folded = {other.casefold(): other for other in valid}
+    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
+    return folded[close[0]] if close else None
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return ``"did you mean 'x'?"`` and the valid names, for error messages.
 
@@ -66,8 +79,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     'expected one of emdcfl, fedavg'
     """
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = similar(name, names)
     if close and len(names) > FEW:  # a table may have thousands of columns
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {close!r}?"
     known = some(names, most=MANY)
-    return f"did you mean {close[0]!r}? (valid: {known})" if close else f"expected one of {known}"
+    return f"did you mean {close!r}? (valid: {known})" if close else f"expected one of {known}"

@@ -16,7 +16,6 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Clustered, ClusteredMethod, average_sets, register
 
-
 NO_GROUPS = "oracle needs the true groups and these data have none; use emdcfl, fedavg or local"
 
 

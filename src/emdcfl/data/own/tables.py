@@ -11,7 +11,6 @@ clients' words; a missing number becomes the pooled mean plus an indicator colum
 
 from __future__ import annotations
 
-import difflib
 import math
 import shlex
 from collections import Counter
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.errors import ConfigError, DataError, similar
 from emdcfl.core.optional import pa, pc
 
 OTHER_SIZE, MIN_VALUES = 8.0, 10
@@ -31,6 +30,9 @@ OTHER_SIZE, MIN_VALUES = 8.0, 10
 
 DROP_ROWS = "drop-rows"
 """Policy of missing values by which rows with one are left out."""
+
+CLOSE = 0.7
+"""How alike (0 to 1) the names of columns are that may mean the same."""
 
 MAX_WORDS = 200
 MAX_WORD_LENGTH = 64
@@ -149,7 +151,9 @@ class TableEncoding:
         there = set(table.column_names)
         missing = [column.name for column in self.columns if column.name not in there]
         if missing:
-            raise DataError(f"{origin} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
+            found = [close for name in missing if (close := similar(name, there - {c.name for c in self.columns}, CLOSE))]
+            remedy = f"rename {', '.join(dict.fromkeys(found))}" if found else "add it, with empty cells where nothing is known"
+            raise DataError(f"{origin} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; {remedy}")
         out = np.zeros((table.num_rows, self.width), np.float32)
         starts = np.cumsum([0, *(column.width for column in self.columns)]).tolist()
         placed = list(zip(starts, self.columns, strict=False))
@@ -322,10 +326,9 @@ def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str
 
 def _lacks(origin: str, name: str, there: str, others: Sequence[str]) -> str:
     """Say that a client lacks a column, with the one of ``others`` that may be the same under another name."""
-    folded = {other.casefold(): other for other in others}
-    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.7)
-    remedy = f"rename its column {folded[close[0]]!r}, or leave both out with" if close else "add it, or leave it out with"
-    columns = ",".join([name, *(folded[c] for c in close)])
+    close = similar(name, others, CLOSE)
+    remedy = f"rename its column {close!r}, or leave both out with" if close else "add it, or leave it out with"
+    columns = ",".join([name, *([close] if close else [])])
     return f"{origin} lacks the column {name!r} that {there} has: all clients need the same columns; {remedy} --drop {shlex.quote(columns)}"
 
 

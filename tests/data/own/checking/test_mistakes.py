@@ -127,7 +127,7 @@ TABLES: dict[str, Mistake] = {
     "the wrong level": (
         lambda d: [(d / "all").mkdir(), *(data(d, s).rename(d / "all" / f"{s}.csv") for s in ("north", "south", "west"))],
         {},
-        ("all", "3", "itself"),
+        ("all", "3", "--data", "place"),
     ),
     "splits instead of sites": (
         lambda d: [data(d).unlink(), data(d, "north").rename(d / "train.csv"), data(d, "south").rename(d / "Test.csv")],

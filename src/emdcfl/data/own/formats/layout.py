@@ -100,7 +100,7 @@ def client_folder(folder: Path) -> tuple[str, ClientFiles]:
         if len(parts) != len(tables) or (MIXED in parts and len(parts) > 1):
             raise DataError(
                 f"client {folder.name!r} ({folder}): expected one table, or train/val/test tables, got {len(tables)}; "
-                f"if each is a client, give the folder {folder} itself"
+                f"if each is a client, run with --data {folder}, or place them one by one"
             )
         return "tables", ClientFiles(folder.name, parts)
     if not folders:
