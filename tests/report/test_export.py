@@ -164,6 +164,17 @@ def test_the_script_reads_dates_times_truth_values_and_infinities(tmp_path: Path
     script = runpy.run_path(str(Path(emdcfl.__file__).parent / "report" / "templates" / "predict.py"))
     assert {"ill", "at", "when", "dose"} <= {column["name"] for column in encoding["columns"] if "mean" in column}
     assert np.array_equal(script["read"](file, {"encoding": encoding}), read_inputs([file], encoding=encoding)[0])
+    text = file.read_text()
+    for name, wrong, said in [
+        ("dates.csv", text.replace(".3.1950", "/3/1950"), r"'born' must hold dates written as %d\.%m\.%Y, got '1/3/1950'"),
+        ("semicolons.csv", text.replace(",", ";"), "with commas between columns"),
+        ("workbook.xlsx", "PK\udc80\udcff", "expected a CSV file"),
+    ]:
+        (tmp_path / name).write_bytes(wrong.encode(errors="surrogateescape"))
+        with pytest.raises(SystemExit, match=said):
+            script["read"](tmp_path / name, {"encoding": encoding})
+    with pytest.raises(SystemExit, match="no such file"):
+        script["read"](tmp_path / "none.csv", {"encoding": encoding})
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ GAPS = {"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "nan", "null
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 TRUTH = {"true": 1.0, "false": 0.0}
+CSV = "a CSV file in UTF-8, with commas between columns and decimal points"
 
 
 def image(file: Path, shape: list[int]) -> np.ndarray[Any, Any]:
@@ -69,15 +70,18 @@ def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
     """
     columns, gaps, marks = encoding["columns"], "gaps" not in encoding, set(encoding.get("missing", []))
     codes = {number(mark) for mark in marks} - {None} | {math.inf, -math.inf}
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        rows = list(csv.DictReader(lines))
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            rows = list(csv.DictReader(lines))
+    except (UnicodeDecodeError, csv.Error):
+        sys.exit(f"{file}: expected {CSV}; save it as that, or use 'emdcfl predict', which reads other tables")
     encoded: list[list[float]] = []
     unknown: dict[str, None] = {}
     for row in rows:
         values: list[float] = []
         for column in columns:
             if column["name"] not in row:
-                sys.exit(f"{file} lacks the column {column['name']!r}")
+                sys.exit(f"{file} lacks the column {column['name']!r}; expected the columns of training, in {CSV}")
             text = (row[column["name"]] or "").strip()
             gap = text in marks or (text == "" if "words" in column else text.lower() in GAPS or number(text) in codes)
             if gap and not gaps:
@@ -90,7 +94,9 @@ def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
             text = text.removeprefix(unit).removesuffix(unit).strip()
             value = column["mean"] if gap else amount(text, column.get("date", ""))
             if value is None:
-                sys.exit(f"{file}: column {column['name']!r} must hold numbers, or dates as in training, got {text!r}")
+                form = column.get("date", "")
+                dates = f"dates written as {form if '%' in form else '2024-12-31'}"
+                sys.exit(f"{file}: column {column['name']!r} must hold {dates if form else f'numbers, or {dates}'}, got {text!r}")
             values.append((value - column["mean"]) / column["std"])
             values += [float(gap)] if column["gaps"] else []
         encoded.append(values)
@@ -103,6 +109,8 @@ def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
 def read(file: Path, config: dict[str, Any]) -> np.ndarray[Any, Any]:
     """Return the samples of a file as the model takes them."""
     encoding = config["encoding"]
+    if not file.is_file():
+        sys.exit(f"no such file: {file}")
     if encoding["kind"] == "images":
         return image(file, encoding["shape"])
     if encoding["kind"] == "table":
