@@ -182,6 +182,8 @@ def test_groups_by_benefit_are_called_what_was_tested() -> None:
     split = {"round": 1, "pays": True, "members": SITES, "points": 12.34}
     told = structure(summary(0.9, GROUPS), {**READING, "splits": [split]})
     assert "12.3 points" in told and "separated" not in told
+    alone = structure(summary(0.9, GROUPS), {**READING, "splits": [{**split, "pays": False}]})  # a site that never answered
+    assert "no division pays" in alone and "lower" not in alone
     assert structure(summary(0.9, GROUPS), READING).endswith("clearly separated")
 
 

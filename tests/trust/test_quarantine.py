@@ -168,9 +168,11 @@ def test_terminal_and_page_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     summary = runner.run(config(method="fedavg", rounds=3), out).summary
     summary = dict(summary)
     summary["flags"] = [{"client": "site-2", "what": "update norm", "first": 1, "last": 2, "times": 2, "value": 9.0, "typical": 1.0}]
+    summary["failures"] = [{"client": "site-0", "round": r, "task": t, "reason": "no file"} for r in (1, 2) for t in ("train", "test")]
     console = Console(record=True, width=200)
     show_result(console, summary, [], out)
     text = console.export_text()
+    assert text.count("missing: ") == 1 and "missing: site-0 4 times in rounds 1 to 2 (train, test): no file" in text
     assert "quarantined for the run: site-1 in round 3 (train): theta holds values that are not finite" in text
     assert "update norm of site-2, 9 against a median of 1 (in 2 rounds from round 1 on)" in text
     (out / "summary.json").write_text(json.dumps(summary))

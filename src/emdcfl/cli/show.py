@@ -85,13 +85,26 @@ def show_result(
     _list(console, [f"differs: {said}" for said in what_differs(summary)], "groups")
     _list(console, [f"trained with: {said}" for said in trained_with(summary)], "models")
     tell(console, _times(summary, others or {}))
-    _list(console, [f"missing: {f['client']} in round {f['round']} ({f['task']}): {f['reason']}" for f in summary["failures"]], "failures")
+    _list(console, _missing(summary["failures"]), "failures")
     quarantined = summary.get("quarantined", [])
     where = "quarantined for the {for}: {client} in round {round} ({task}): {reason}"
     _list(console, [where.format(**entry) for entry in quarantined], "quarantines")
     _list(console, [_flag(flag) for flag in summary.get("flags", [])], "outliers")
     _list(console, [f"note: {note}" for note in summary["notes"]], "notes")
     console.print(f"run directory: {out}", soft_wrap=True)
+
+
+def _missing(failures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say who was missing and why, once for each reason: a node that cannot read its files fails at every request."""
+    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for failure in failures:
+        alike.setdefault((failure["client"], failure["reason"]), []).append(failure)
+    lines = []
+    for (client, reason), found in alike.items():
+        rounds, asked = sorted(f["round"] for f in found), ", ".join(dict.fromkeys(f["task"] for f in found))
+        when = f"in round {rounds[0]}" if len(found) == 1 else f"{len(found)} times in rounds {rounds[0]} to {rounds[-1]}"
+        lines.append(f"missing: {client} {when} ({asked}): {reason}")
+    return lines
 
 
 def _times(summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> str:

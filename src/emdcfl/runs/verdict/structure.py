@@ -36,9 +36,11 @@ def _by_benefit(summary: Summary, reading: Summary | None) -> str | None:
 def _what_pays(summary: Summary, splits: Sequence[Summary]) -> str:
     """Say what groups gain that validation losses decided."""
     first = max((s for s in splits if s["pays"]), key=lambda s: len(s["members"]), default=None)
-    some = first is None or len(first["members"]) < len(summary["clients"])
-    none = first is None or some or round(float(first["points"]), 1) <= 0  # what some of the clients gain is not what all gain
-    if first is None or none or metric_of(summary) is Metric.R2:
+    if first is None:  # who could not be weighed, as no model of theirs came, is a cluster of its own
+        return "no division pays among those whose validation losses were compared"
+    some = len(first["members"]) < len(summary["clients"])
+    none = some or round(float(first["points"]), 1) <= 0  # what some of the clients gain is not what all gain
+    if none or metric_of(summary) is Metric.R2:
         return "their validation losses are lower than with fewer groups"
     return f"the split of round {first['round']} pays by {float(first['points']):.1f} points on validation data"
 
