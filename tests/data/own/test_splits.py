@@ -17,6 +17,7 @@ from emdcfl.data import scenarios
 from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site
 from emdcfl.data.own.checking.check import check_site
 from emdcfl.data.own.checking.leaks import MAX_OTHERS, near_duplicates, repeats
+from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.split import grouped_indices
 from emdcfl.data.types import Scenario, Site
@@ -73,6 +74,8 @@ def test_groups_stay_in_one_split_also_by_time(days: Path) -> None:
         owners = [{v // 6 for v in part} for part in values(scenario, site)]
         assert sum(map(len, owners)) == 10 == len(set.union(*owners))
         assert [len(owner) for owner in owners] == [6, 2, 2]
+    dropped = load_folder(days, rule=SplitRule.of(group="who"), cleaning=Cleaning(drop=("who",)))  # it is no feature anyway
+    assert dropped.encoding == scenario.encoding
     both = load_folder(days, rule=SplitRule.of("time:day", group="who"))
     assert values(both, both.sites[0]) == [list(range(36)), list(range(36, 48)), list(range(48, 60))]
 

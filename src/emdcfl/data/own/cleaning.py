@@ -89,8 +89,9 @@ class Cleaning:
         """
         tables = [] if label is None else [part.x.column_names for raw in raws for part in raw.parts.values()]
         known = {name for table in tables for name in table}
-        keep = self.columns(known, label)
-        undated = next((name for name, _ in self.cells.dates if name not in known | set(raws[0].rule.columns.values())), None)
+        dividing = set(raws[0].rule.columns.values())
+        keep = replace(self, drop=tuple(name for name in self.drop if name not in dividing)).columns(known, label)  # no features anyway
+        undated = next((name for name, _ in self.cells.dates if name not in known | dividing), None)
         if undated is not None:
             raise DataError(f"--date {undated}: column {undated!r} is at no client: {nearest(undated, known - {str(label)})}")
         if label is None:

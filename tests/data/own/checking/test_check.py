@@ -253,6 +253,14 @@ def test_a_wide_table_is_summarised(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").read_text().count("<tr>") < 230
 
 
+def test_what_repeats_at_many_sites_is_cut_and_explained(tmp_path: Path) -> None:
+    for number in range(25):
+        write(tmp_path / f"s{number:02}.csv", WORDS, ward=lambda i: "abc"[i % 3])
+    page = data_page(check_options(tmp_path, {"only": ["ward"]}))
+    (said,) = (block.sentences for block in page.blocks if block.title == "Equal samples")
+    assert "more with --json" in said[-2] and "chance explains" in said[-1]
+
+
 def test_sites_with_few_validation_samples_share_one_line(tmp_path: Path) -> None:
     for site in "abcdef":
         write(tmp_path / f"{site}.csv", WORDS)

@@ -175,9 +175,12 @@ def _repeats(report: FolderReport) -> Block:
     if found is None:
         return Block("Equal samples")
     sentences = found.sentences() or ["none: no sample equals another one across splits or sites"]
+    shown = sentences[:MANY_CLASSES]
+    if len(sentences) > len(shown):
+        shown.append(f"{len(sentences) - len(shown)} more with --json")
     if found.by_chance and len(sentences) > 1:
-        sentences.append("most rows repeat inside their site, so that chance explains these")
-    return Block("Equal samples", tuple(sentences[:MANY_CLASSES]))
+        shown.append("most rows repeat inside their site, so that chance explains these")
+    return Block("Equal samples", tuple(shown))
 
 
 def _dropped(report: FolderReport, notes: Sequence[str]) -> Iterator[str]:
