@@ -6,11 +6,13 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from emdcfl.core.errors import DataError
-from emdcfl.paper import merging
+from emdcfl.paper import merging, theory
 from emdcfl.paper.merging import merging_costs, merging_line, write_merging, write_quick_merging
 from emdcfl.report import write_report
 from emdcfl.runs import runner
@@ -35,7 +37,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_every_pair_of_clusters_respects_its_bound(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "SAMPLES", 96)
-    costs = merging_costs(load(run))
+    threads, fit_head = set(), theory.fit_head
+
+    def fit(*given: Any, **options: Any) -> theory.Head:
+        threads.update(lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas")
+        return fit_head(*given, **options)
+
+    monkeypatch.setattr(theory, "fit_head", fit)
+    with threadpool_limits(2, user_api="blas"):
+        costs = merging_costs(load(run))
+    assert threads == {1}  # several wait for each other
     assert {pair.clusters for pair in costs} == {(0, 1), (0, 2), (1, 2)}
     for pair in costs:
         assert pair.cost.merged.holds
