@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 import emdcfl
-from emdcfl.core.errors import ConfigError
+from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.methods.fedprox import FedProx
 from emdcfl.studies import compare as studies
+from emdcfl.studies.results import read_results
 
 QUICK: dict[str, Any] = {"rounds": 1, "local_epochs": 1}
 
@@ -38,6 +40,14 @@ def test_names_and_instances_on_arrays(capsys: pytest.CaptureFixture[str]) -> No
         np.mean([r["accuracy"]["mean"] for r in found.rows if r["method"] == "local"])
     )
     assert (table["low"] <= table["accuracy"]).all() and (table["accuracy"] <= table["high"]).all()
+
+
+def test_a_run_that_fails_does_not_cost_those_that_are_finished() -> None:
+    with pytest.raises(ClientError, match=r"method.k between 1 and 3.*start again to retry with out='(.+)', which has") as failed:
+        emdcfl.compare(sites(), ["local", "ifca:k=9"], seeds=1, **QUICK)
+    folder = Path(str(failed.value).split("'")[-2])
+    assert [row["method"] for row in read_results(folder)] == ["local"]
+    shutil.rmtree(folder)
 
 
 def test_rare_classes_are_not_hidden_behind_the_accuracy() -> None:

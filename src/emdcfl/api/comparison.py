@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,16 +102,19 @@ def compare(
         if not chosen:
             raise ConfigError(f"expected at least one method, got {methods!r}")
         wanted = studies.configs(base, studies.with_fine_tuning(base, chosen), numbers)
-        folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(tempfile.mkdtemp(prefix="emdcfl-")) if out is None else Path(out)
         outcome = studies.compare(wanted, folder, jobs=jobs, watch=_Lines() if progress else None)
         if outcome.failed:
-            raise ClientError(studies.describe_failures(outcome.failed))
+            kept = f" with out={str(folder)!r}, which has the finished runs" if out is None else ""
+            raise ClientError(f"{studies.describe_failures(outcome.failed)}{kept}")
         rows = [row for row in read_results(folder) if row["config"] in set(outcome.keys)]
         if out is not None:
             from emdcfl.report import write_report
 
             write_tables(read_results(folder), folder)
             write_report(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
     return Comparison(rows)
 
 

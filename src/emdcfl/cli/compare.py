@@ -56,6 +56,8 @@ def compare_(
     config: Annotated[Path | None, typer.Option(help="Config file (TOML) to start from.", show_default=False)] = None,
     time_limit: TimeLimit = None,
     jobs: Jobs = 1,
+    rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's")] = None,
+    local_epochs: Annotated[int | None, typer.Option(help="Local epochs E per round.", show_default="the scenario's")] = None,
     personalize: Annotated[
         str | None, typer.Option(help="Every client fine-tunes its model after the last round: off, on or if-it-pays.", show_default="off")
     ] = None,
@@ -67,7 +69,7 @@ def compare_(
     ] = None,
     device: Device = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Set any key of all runs, for example --set run.rounds=5; repeatable.")
+        list[str] | None, typer.Option("--set", help="Set any key of all runs, for example --set training.lr=0.1; repeatable.")
     ] = None,
     keep_runs: Annotated[
         bool, typer.Option("--keep-runs", help="Keep run directories, so that an interrupted run continues where it stopped.")
@@ -86,7 +88,9 @@ def compare_(
         raise ConfigError("expected --scenario or --data (what to run) or --merge (what to take in), got none; see 'emdcfl data list'")
     console, wanted = terminal(), []
     if scenario is not None or data is not None or config is not None:
-        flags = whose_data(scenario, data, own, config) | config_keys(scale=scale, personalize=personalize, device=device)
+        flags = whose_data(scenario, data, own, config) | config_keys(
+            rounds=rounds, local_epochs=local_epochs, scale=scale, personalize=personalize, device=device
+        )
         base = build_config(config, flags, settings)
         if leave_one_out or folds is not None:
             chosen, numbers = studies.parse_methods(methods, base), studies.parse_seeds(seeds)
