@@ -60,6 +60,8 @@ def test_groups_by_benefit_take_a_site_that_does_no_better_alone() -> None:
     near = [Candidate(0, ["a"], 0.5, 1, 0.7), far[1]]
     assert choose("new", near, guess, (), 0.8).cluster == 0  # the intervals overlap
     assert [choose("new", near[:1], guess, (), alone).cluster for alone in (0.9, 0.99)] == [0, None]
+    few = Guess(0.5, 2, 12)  # all right alone is not clearly better than all but one
+    assert [choose("new", [Candidate(0, ["a"], 3.1, 0, right / 12)], few, (), 1.0).cluster for right in (11, 10)] == [0, None]
     assert choose("new", near, guess, (), 0.95).cluster == 1
     assert choose("new", far, Guess(0.99, 2, 4000), (), 0.4).cluster is None  # always guessing does better
     assert choose("new", far, Guess(0.0, 0, 40), (), 0.95).cluster is None  # of R² there is no interval

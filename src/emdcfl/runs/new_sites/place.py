@@ -207,7 +207,8 @@ def choose(site: str, candidates: list[Candidate], guess: Guess | None, notes: t
     linked = [c for c in candidates if c.ratio < 1]
     joined = next((c.cluster for c in linked if c not in failing), None)
     if alone is not None and guess is not None:
-        limits = {True: guess.at_least(alone), False: alone}
+        all_right = 1 - 0.5 / guess.samples if guess.classes else inf  # the interval of no other score reaches 1
+        limits = {True: guess.at_least(alone), False: min(alone, all_right)}
         fitting = [c for c in candidates if c not in failing and guess.at_most(c.score) >= limits[c in linked]]
         joined = next((c.cluster for c in fitting if c in linked), None)
         if joined is None and fitting:
