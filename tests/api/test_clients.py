@@ -271,6 +271,15 @@ def test_a_network_of_other_shapes_is_refused_before_training(inputs: int, outpu
         emdcfl.fit(sites, "fedavg")
 
 
+@pytest.mark.parametrize(("last", "warned"), [(torch.nn.Softmax(1), True), (torch.nn.LogSoftmax(1), False), (torch.nn.Identity(), False)])
+def test_a_network_that_answers_with_probabilities_is_doubted(
+    last: torch.nn.Module, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = {name: (np.random.default_rng(i).normal(size=(40, 3)), np.arange(40) % 2) for i, name in enumerate("ab")}
+    emdcfl.fit(sites, lambda: torch.nn.Sequential(torch.nn.Linear(3, 2), last), rounds=1, local_epochs=1)
+    assert ("leave its last Softmax out" in caplog.text) == warned
+
+
 def network(classes: int, width: int = 4) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.Linear(width, classes))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import logging
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +31,8 @@ from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
 from emdcfl.runs.config import AT_NODES, OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, config_hash
 from emdcfl.runs.store import data_record
+
+log = logging.getLogger("emdcfl")
 
 IN_MEMORY = "in-memory"
 """Scenario name of data that were given as arrays: a config cannot build them again, and identifies them by a fingerprint."""
@@ -268,11 +272,16 @@ def _check_own_model(scenario: Scenario) -> None:
     wanted = f"expected model {scenario.model.name!r} to turn one input of shape {tuple(x.shape)} into outputs of shape (1, {outputs})"
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            found = tuple(scenario.model().eval()(x).shape)
+            out = scenario.model().eval()(x)
+            found = tuple(out.shape)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise ModelError(f"{wanted}, got {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
     if found != (1, outputs):
         raise ModelError(f"{wanted}, a score per class (or one number), got {found}; change its last layer")
+    if outputs > 1 and bool((out >= 0).all()) and math.isclose(float(out.sum()), 1, abs_tol=1e-4):
+        log.warning(
+            "model %r answers with probabilities, and training takes their softmax again: leave its last Softmax out", scenario.model.name
+        )
 
 
 def with_facts(scenario: Scenario, model: ModelRecipe) -> ModelRecipe:
