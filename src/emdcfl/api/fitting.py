@@ -72,7 +72,8 @@ def fit(
         Name of a built-in network, or a function that returns a fresh ``nn.Module``; its parameters ``classes``, ``channels``, ``size`` and
         ``features`` without a default are given what the data determine. Default: an MLP for tables, a CNN for images.
     method : str or Method
-        A method's name, or an instance: ``EMDCFL(tolerance=0.03)``. Fields left at their default take the scenario's value for them.
+        A method's name, with options as in ``"ifca:k=2"``, or an instance: ``EMDCFL(tolerance=0.03)``. Fields left at their default take
+        the scenario's value for them.
     task : "classification" or "regression", optional
         Whether labels are classes or numbers to predict. Default: classes; labels that look like measurements raise an error that asks.
         Regression minimises the squared error, and has R² and RMSE (``Result.regression``) instead of accuracy; ``pacfl``, ``fedsac`` and
@@ -191,7 +192,7 @@ def _model(wanted: str | ModelRecipe | None) -> Choice | None:
 def as_choice(method: str | Method) -> Choice:
     """Return how a config names a method."""
     if isinstance(method, str):
-        return Choice(method)
+        return override(Config(), {"method": method}).method
     cls = type(method)
     if not hasattr(cls, "State"):
         raise ConfigError(f"expected a method's name or an instance, as in 'emdcfl' or EMDCFL(tolerance=0.03), got {method!r}")

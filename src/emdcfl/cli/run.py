@@ -77,7 +77,8 @@ def run(
         ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl", autocompletion=complete_methods)
+        str | None,
+        typer.Option(help="See 'emdcfl methods'. Options follow colons: ifca:k=2.", show_default="emdcfl", autocompletion=complete_methods),
     ] = None,
     rounds: Annotated[int | None, _training("Global rounds T.")] = None,
     local_epochs: Annotated[int | None, _training("Local epochs E per round.")] = None,

@@ -277,6 +277,18 @@ def config_keys(**arguments: Any) -> dict[str, Any]:
     return {SHORT[name]: value for name, value in arguments.items()}
 
 
+def _with_options(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write a method's options, which follow its name after colons, as settings of their own."""
+    text = settings.get("method")
+    if not isinstance(text, str) or ":" not in text:
+        return settings
+    name, *options = text.split(":")
+    wrong = next((option for option in options if not all(option.partition("="))), None)
+    if wrong is not None:
+        raise ConfigError(f"method {text}: expected {name}:option=value, got {wrong!r}")
+    return {**parse_settings([f"method.{option}" for option in options]), **settings, "method": name}
+
+
 def override(config: Config, settings: Mapping[str, Any], where: str = "--set") -> Config:
     """Return the config with some settings changed, given by dotted keys; a scenario, method or model by its name alone.
 
@@ -285,8 +297,10 @@ def override(config: Config, settings: Mapping[str, Any], where: str = "--set") 
     >>> changed = override(Config(), {"method": "fedavg", "method.tolerance": 0.03, "run.rounds": 5})
     >>> changed.method, changed.run.rounds
     (Choice(name='fedavg', options={'tolerance': 0.03}), 5)
+    >>> override(Config(), {"method": "ifca:k=2"}).method
+    Choice(name='ifca', options={'k': 2})
     """
-    raw: dict[str, Any] = as_dict(config)
+    raw, settings = as_dict(config), _with_options(settings)
     names = [f"{table}{end}" for table in CHOICES for end in ("", ".name")]
     for key, value in sorted(settings.items(), key=lambda item: item[0] not in names):  # a name before its options
         table, *path = key.split(".")

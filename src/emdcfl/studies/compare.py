@@ -25,7 +25,7 @@ from emdcfl.core.units import plural
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, find
 from emdcfl.methods.base import default_options, preset_values
-from emdcfl.runs.config import CHOICES, OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, from_dict, override, parse_settings
+from emdcfl.runs.config import CHOICES, OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, from_dict, override
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.personal import FINE_TUNED
 from emdcfl.runs.plan import build_scenario, plan
@@ -66,13 +66,7 @@ def parse_methods(text: str, base: Config | None = None) -> list[Choice]:
             found += every if base is None else _accepted(base, every)
             continue
         find(name.removesuffix(FINE_TUNED))
-        wanted = []
-        for setting in settings:
-            key, sign, _ = setting.partition("=")
-            if not sign or not key:
-                raise ConfigError(f"--methods {part}: expected {name}:option=value, got {setting!r}")
-            wanted.append(f"method.{setting}")
-        found.append(override(Config(method=Choice(name)), parse_settings(wanted)).method)
+        found.append(override(Config(), {"method": part}).method)
     unique = {json.dumps([c.name, dict(c.options)], sort_keys=True): c for c in found}
     return list(unique.values())
 
