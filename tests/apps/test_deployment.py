@@ -32,7 +32,7 @@ from emdcfl.apps import deployment, options, superlink
 from emdcfl.apps.deployment import check, control
 from emdcfl.apps.deployment.folder import clients_of_runs, create_operator, fingerprints
 from emdcfl.apps.deployment.processes import LINK, process_ids, record, start_time
-from emdcfl.apps.deployment.report import metrics, metrics_server
+from emdcfl.apps.deployment.report import lines, metrics, metrics_server
 from emdcfl.apps.deployment.submit import new_events, stop
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
@@ -115,9 +115,10 @@ def test_a_folder_of_own_data_gives_one_node_per_client_also_with_spaces_and_quo
 
 @pytest.mark.parametrize(
     ("outcome", "state"),
-    [({"ok": True}, "finished"), ({"ok": False, "error": "no"}, "failed"), (None, "unknown")],
+    [({"ok": True, "rounds": 5}, "finished"), ({"ok": False, "error": "no"}, "failed"), (None, "unknown")],
 )
 def test_the_metrics_tell_how_the_latest_run_ended(tmp_path: Path, outcome: dict[str, object] | None, state: str) -> None:
+    """A finished run that was resumed began no round, and is finished all the same."""
     there = deployment.create(tmp_path / "fed", nodes=2)
     assert 'emdcfl_run_state{state="failed"} 0' in metrics(deployment.report(there)), "no run yet"
     job = there.path / "jobs" / "1"
@@ -128,6 +129,29 @@ def test_the_metrics_tell_how_the_latest_run_ended(tmp_path: Path, outcome: dict
         (job / "outcome.json").write_text(json.dumps(outcome))
     told = dict(re.findall(r'^emdcfl_run_state{state="(.*)"} ([01])$', metrics(deployment.report(there)), re.M))
     assert [name for name, value in told.items() if value == "1"] == [state] and len(told) == 5
+    told_to_people = list(lines(deployment.report(there)))[-1 if state != "failed" else -2]
+    assert ("finished, 5 of 5 rounds complete" in told_to_people) == (state == "finished")
+
+
+def test_rounds_before_a_run_was_resumed_count_and_those_of_baselines_do_not(tmp_path: Path) -> None:
+    there = deployment.create(tmp_path / "fed", nodes=2)
+    job = there.path / "jobs" / "1"
+    job.mkdir()
+    (job / "run-config.toml").write_text('out = "runs/one"')
+    (job / "run.json").write_text('{"run": 1, "link": null}')
+    found = []
+    for event in (
+        {"event": "log", "level": "INFO", "text": "run directory"},
+        {"event": "begin", "round": 4, "total": 5},
+        {"event": "end", "round": 4, "total": 5},
+        {"event": "baselines", "rounds": 5},
+        {"event": "begin", "round": 1, "total": 5},
+    ):
+        with (job / "progress.jsonl").open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        run = deployment.report(there)["run"]
+        found.append((run["round"], run["rounds"]))
+    assert found == [(0, 0), (3, 5), (4, 5), (5, 5), (5, 5)]
 
 
 def test_a_port_of_the_metrics_that_is_taken_is_told(four: deployment.Deployment) -> None:

@@ -92,11 +92,15 @@ def _run(deployment: Deployment, job: Job, *, answers: bool) -> dict[str, Any]:
         except ValueError:  # being written
             continue
         last, compared = event.get("time"), compared or event["event"] == "baselines"
-        if not compared:  # rounds of baselines are not the run's
-            total, complete = event.get("total", total), event["round"] if event["event"] == "end" else complete
+        if event["event"] == "baselines":  # the run itself is complete, and may have been when it was resumed
+            total = complete = event.get("rounds", total)
+        elif not compared and "total" in event:  # rounds of baselines are not the run's
+            total, complete = event["total"], event["round"] - (event["event"] == "begin")
         warnings += event["event"] == "log" and event["level"] == "WARNING"
     ended = "stopped" if (job.path / STOPPED).exists() else "failed"
     state = "finished" if outcome is not None and outcome["ok"] else ended
+    if state == "finished":
+        total = complete = outcome["rounds"]
     if outcome is None:
         said = control.run_status(deployment, job.run) if answers else None
         state = "unknown" if said is None else ended if said.startswith("finished") else "at work"
