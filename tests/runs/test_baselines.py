@@ -154,6 +154,15 @@ def test_groups_that_have_classes_of_their_own_are_doubted(here: float, there: f
     assert ("class 'No' at d, e, f" in look and "--label-map" in look) == doubted
 
 
+@pytest.mark.parametrize(("one", "n", "doubted"), [(0.0, 32, True), (0.0, 2, False), (0.1, 32, False)])
+def test_a_site_that_one_model_for_all_never_gets_right_is_named(one: float, n: int, doubted: bool) -> None:
+    """In a federation, nobody but the site knows how frequent its classes are."""
+    run, others = summary(0.9, [0] * 5 + [1], n), {"fedavg": summary((0.9, 0.9, 0.9, 0.9, 0.9, one), n=n), "local": summary(0.9, n=n)}
+    found = advice(run, others)
+    assert [("never right at f: check how labels" in doubt) for doubt in found.doubts] == [True] * doubted
+    assert ("never right at f" in dict(in_brief(run, READING, others))["Look at"]) == doubted
+
+
 def test_where_groups_are_undecided_no_training_is_recommended_that_another_clearly_beats() -> None:
     """Neither differs clearly from the groups, and yet they differ from each other."""
     run = summary((0.95, 0.83, 0.89, 0.92, 0.86, 0.89), GROUPS, 60)

@@ -210,7 +210,7 @@ def test_nodes_with_their_own_files_agree_with_one_folder_read_in_one_place(tmp_
     assert torch.allclose(results[0], results[1], atol=1e-6)
 
 
-def test_labels_and_columns_of_nodes_that_do_not_fit_are_told_and_left_out(tmp_path: Path) -> None:
+def test_labels_and_columns_of_nodes_that_do_not_fit_are_told_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = own(tmp_path, "tables")
     text = (data / "b.csv").read_text().splitlines()
     (data / "b.csv").write_text(
@@ -224,7 +224,8 @@ def test_labels_and_columns_of_nodes_that_do_not_fit_are_told_and_left_out(tmp_p
             scenarios.build("nodes", clients=["a", "b", "c"], drop="extras")
         surveyed = scenarios.build("nodes", clients=["a", "b", "c"], drop=["extra", "no more"])
     assert [column["name"] for column in surveyed.encoding["columns"]] == ["age", "ward"]
-    assert any("numbers at a, c (0, 1) and words at b (n, y)" in note and "node" in note for note in surveyed.notes)
+    (told,) = [note for note in surveyed.notes if "numbers at a, c (0, 1) and words at b (n, y)" in note and "node" in note]
+    assert told in caplog.messages, "before training, which may take long"
 
 
 def test_a_node_that_is_enrolled_and_no_client_of_the_run_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -134,6 +134,8 @@ def survey_nodes(
     labels = {client: [str(word) for word in answer["labels"]] for client, answer in described.items()}
     keys = {"label_map": 'label_map = "OLD=NEW,…"', "merge_labels": "merge_labels = true"}
     doubtful = [f"{told}; if they mean the same, set {keys[repair]} in node.toml of the nodes" for repair, told in label_variants(labels)]
+    for doubt in doubtful:  # training may take long
+        log.warning("%s", doubt)
     decide = _images if kinds == ["images"] else _tables
     encoding, preprocess, shape = decide(
         ask, described, {"seed": data_seed, "label": label, "size": size, "model": model, "cleaning": cleaning}

@@ -164,7 +164,8 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
     better = {name: g for name, g in networks.items() if g.sign == 1}
     alone = baselines.get("local")
     disagree, look = _disagreement(used(summary), alone), _losers(used(summary), alone)
-    apart, doubts = _other_names(summary), disagree or _only_fine_tuned(summary, alone)
+    apart = _other_names(summary) or _never_right(used(summary), baselines.get("fedavg"))
+    doubts = disagree or _only_fine_tuned(summary, alone)
     told = worth(summary, baselines)
     if worse:
         best = _best(worse, baselines, disagree=bool(disagree) and summary["k"] == 1)
@@ -322,6 +323,16 @@ def _other_names(summary: Summary) -> list[str]:
     return [f"most samples have a class that no other site has: {some(apart, most=3)}; {remedy}"]
 
 
+def _never_right(summary: Summary, together: Summary | None) -> list[str]:
+    """Name the sites that one model for all never gets right, and this run does: nodes do not say which classes are frequent."""
+    if together is None or metric_of(summary) is Metric.R2:
+        return []
+    wrong = dict(zip(together["clients"], scores_of_sites(together).values, strict=False))
+    found = [client for client, gain in _by_site(summary, together).items() if gain.low > 0 and wrong[client] == 0]
+    what = f"one model for all is never right at {names(found)}: check how labels are spelled and coded there (emdcfl data check)"
+    return [what] if found else []
+
+
 def _is_own_class(found: Mapping[str, Any]) -> bool:
     """Whether what differs is a class that most samples have here, and none elsewhere."""
     return bool(found["feature"].startswith("class ") and found["kind"] == "share" and found["here"] > 1 / 2 and found["there"] == 0)
@@ -356,18 +367,21 @@ def _remedy(metric: Metric) -> str:
 
 def _losers(summary: Summary, alone: Summary | None) -> list[str]:
     """Name the sites that do clearly better alone, the largest loss first."""
-    if alone is None:
-        return []
-    own, other = scores_of_sites(summary), scores_of_sites(alone)
-    if not len(own.values) == len(other.values) == len(summary["clients"]):
-        return []
-    pairs = zip(summary["clients"], own.each(), other.each(), strict=True)
-    lost = {client: gain for client, one, two in pairs if (gain := difference(one, two, STANDS_OUT)) is not None and gain.high < 0}
+    lost = {} if alone is None else {client: gain for client, gain in _by_site(summary, alone).items() if gain.high < 0}
     worst = sorted(lost, key=lambda c: lost[c].mean)
     sizes = Counter(summary.get("clusters") or [])
     single = {c for c, k in zip(summary["clients"], summary.get("clusters") or [], strict=False) if sizes[k] == 1}
     told = [f"{names([c])}{' from the start' if c in single else ''} ({_in_units(summary, lost[c].mean, '+')})" for c in worst]
     return [f"better off alone: {some(told, most=3)}"] if worst else []
+
+
+def _by_site(summary: Summary, other: Summary) -> dict[str, Interval]:
+    """Return what each tested site gains over another training, as sure as it must be to name a single site."""
+    own, others = scores_of_sites(summary), scores_of_sites(other)
+    if not len(own.values) == len(others.values) == len(summary["clients"]):
+        return {}
+    pairs = zip(summary["clients"], own.each(), others.each(), strict=True)
+    return {client: gain for client, one, two in pairs if (gain := difference(one, two, STANDS_OUT)) is not None}
 
 
 def worth_rows(summary: Summary, baselines: Mapping[str, Summary]) -> list[tuple[str, Summary, str]]:
