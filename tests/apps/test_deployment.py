@@ -39,6 +39,7 @@ from emdcfl.apps.server import Journal, read_config
 from emdcfl.cli import main
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.data import scenarios
+from emdcfl.engines.flower.node.home import read_config as read_node
 from emdcfl.runs.config import dump, load
 
 ROOT = Path(emdcfl.__file__).parents[2]
@@ -111,6 +112,52 @@ def test_a_folder_of_own_data_gives_one_node_per_client_also_with_spaces_and_quo
     given = arguments(there.home("north"), "north", there.address, 9094)
     assert parse_config_args([given[-1]]) == {"name": "north", "home": str(there.home("north"))}
     assert {"--trusted-entities", "--auth-supernode-private-key", "--root-certificates"} <= set(given) and "--insecure" not in given
+
+
+def _config_of_files(folder: Path, *more: str) -> Path:
+    """The config of four sites: one has a column more, one is too small."""
+    (folder / "data").mkdir()
+    rows = ["age,visit,result", *(f"{i}.5,{i % 9 + 1}.1.2020,{'Yes' if i % 2 else 'No'}" for i in range(30))]
+    for name in ("east", "north", "south", "tiny"):
+        lines = [f"{'x' if i else 'note'},{row}" for i, row in enumerate(rows)] if name == "south" else rows
+        (folder / "data" / f"{name}.csv").write_text("\n".join(lines), encoding="utf-8")
+    lines = ["[scenario]", 'name = "folder"', f"path = {json.dumps(str(folder / 'data'))}", *more]
+    (folder / "fix.toml").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "fix.toml"
+
+
+def test_the_repairs_of_a_config_reach_the_nodes_and_what_the_server_decides_its_run(tmp_path: Path) -> None:
+    repairs = ['label = "result"', "merge_labels = true", 'drop = "note"', 'date = ["visit:%d.%m.%Y"]', 'missing = ["-9"]', 'gaps = "none"']
+    more = ['leave_out = ["tiny"]', "data_seed = 3", 'model = "mlp"', "[run]", "rounds = 7", "[engine]", "quorum = 0.7"]
+    there = deployment.create(tmp_path / "fed", data=_config_of_files(tmp_path, *repairs, *more))
+    assert list(there.nodes) == ["east", "north", "south"], "a site that is left out has no node"
+    found = {name: read_node(there.home(name) / "node.toml") for name in there.nodes}
+    assert {node.cleaning.drop for name, node in found.items() if name != "south"} == {()}, "a node cannot drop what it has not"
+    for name, node in found.items():
+        assert (node.label, node.merge_labels, node.date, node.missing, node.gaps) == ("result", True, ["visit:%d.%m.%Y"], ["-9"], None)
+        assert node.policy.split_seed == 3 and node.data == str((tmp_path / "data" / f"{name}.csv").resolve())
+    assert found["south"].cleaning.drop == ("note",)
+    run = load(there.path / "run.toml")
+    assert (run.scenario.name, run.scenario.options, run.run.rounds) == ("nodes", {"data_seed": 3, "model": "mlp"}, 7)
+    assert (run.engine.name, run.engine.on_failure, run.engine.quorum) == ("flower", "continue", 0.7)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('task = "regression"', "a federation of nodes predicts classes"),
+        ('client = "site"', "one table for all sites"),
+        ('drop = ["notes"]', "did you mean 'note'"),
+        ("dorp = []", "did you mean 'drop'"),
+    ],
+)
+def test_what_a_federation_cannot_do_with_own_files_is_told_before_anything_is_made(tmp_path: Path, line: str, told: str) -> None:
+    config = _config_of_files(tmp_path, 'label = "result"', line)
+    with pytest.raises(EmdcflError, match=told):
+        deployment.create(tmp_path / "fed", data=config)
+    with pytest.raises(EmdcflError, match="one table for all sites"):
+        deployment.create(tmp_path / "fed", data=tmp_path / "data" / "east.csv")
+    assert not (tmp_path / "fed").exists()
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,11 @@ def init(
     nodes: Annotated[int | None, typer.Option(help="Number of nodes. Each is a client of rotated-digits.", show_default="4")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Your own files: one node per client of this folder. Each node reads its own part.", show_default=False),
+        typer.Option(
+            help="Your own files: one node per client of this folder, or of a config that 'emdcfl data check --fix' wrote. "
+            "Each node reads its own part.",
+            show_default=False,
+        ),
     ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds a node may take to answer one request.")] = 600.0,
     host: Annotated[

@@ -98,24 +98,22 @@ class Deployment:
 
 
 def create(path: str | Path, *, nodes: int | None = None, data: str | Path | None = None, deadline: float = 600.0) -> Deployment:
-    """Write the folder of a federation of ``nodes`` clients of ``rotated-digits``, or one per client of the folder ``data``."""
-    from emdcfl.data import scenarios  # not for every command: it loads torch
-    from emdcfl.data.own.formats.layout import discover
+    """Write the folder of a federation of ``nodes`` clients of ``rotated-digits``, or one per client of ``data``: a folder, or a config."""
+    from emdcfl.apps.deployment.own_files import trial_files  # not for every command: it loads torch
+    from emdcfl.data import scenarios
     from emdcfl.privacy.exchange import load_secret
 
     folder = _empty(path)
     if data is None:
         options = _digits(4 if nodes is None else nodes)
         names = [site.name for site in scenarios.build("rotated-digits", **options).sites]
-        run: dict[str, Any] = {"name": "rotated-digits", **options}
-        sources = dict.fromkeys(names, "scenario")
+        run: dict[str, Any] = {"scenario": {"name": "rotated-digits", **options}}
+        files: dict[str, dict[str, Any]] = {name: {"data": "scenario"} for name in names}
     else:
-        layout = discover(Path(data))
-        sources = {client.name: str(_source(client.parts).resolve()) for client in layout.clients}
-        names = list(sources)
+        files, run = trial_files(Path(data))
+        names = list(files)
         if nodes not in (None, len(names)):
             raise ConfigError(f"{data} holds {len(names)} clients, got --nodes {nodes}; leave it out")
-        run = {"name": "nodes"}
     check_names(names)
     deployment = _write_operator(folder, run, port=free_port(), deadline=deadline, nodes=names)
     for name in names:
@@ -124,9 +122,9 @@ def create(path: str | Path, *, nodes: int | None = None, data: str | Path | Non
         load_secret(home / "secret.key")
         for file in ("ca.crt", "trusted.yaml"):
             shutil.copyfile(deployment.path / "certificates" / file, home / file)
-        about = {"name": name, "superlink": deployment.address, "data": sources[name]}
-        shown = {key: json.dumps(value, ensure_ascii=False) for key, value in about.items()}
-        (home / "node.toml").write_text(_NODE.format(**shown, home=home), encoding="utf-8")
+        about = {"name": name, "superlink": deployment.address, **files[name]}
+        seed = run["scenario"].get("data_seed", 0)
+        (home / "node.toml").write_text(_NODE.format(about=tomli_w.dumps(about), home=home, seed=seed), encoding="utf-8")
     prints = fingerprints(deployment)
     for name in names:
         write_list(deployment.home(name) / "partners.toml", {other: prints[other] for other in names if other != name})
@@ -141,10 +139,11 @@ def create_operator(path: str | Path, sites: Sequence[str], *, host: str, deadli
     if len(set(sites)) < 2:
         raise ConfigError(f"expected at least two sites, got {', '.join(sites) or 'none'}; give --site once for each")
     check_names(sites)
-    return _write_operator(folder, {"name": "nodes", "clients": list(sites)}, host=host, port=8000, deadline=deadline, nodes=[])
+    run = {"scenario": {"name": "nodes", "clients": list(sites)}}
+    return _write_operator(folder, run, host=host, port=8000, deadline=deadline, nodes=[])
 
 
-def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, deadline: float, **about: Any) -> Deployment:
+def _write_operator(folder: Path, run: Mapping[str, Any], *, port: int, deadline: float, **about: Any) -> Deployment:
     """Write what the SuperLink and its operator need: certificates, token, signed app, configs."""
     from flwr.cli.build import build_fab_from_disk
 
@@ -157,8 +156,8 @@ def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, dea
     make_publisher_key(folder / "certificates")
     numbers = {"port": port, "deadline": deadline, "wait": 60.0, **about}
     (folder / "federation.toml").write_text(tomli_w.dumps(numbers), encoding="utf-8")
-    run = {"scenario": dict(scenario), "engine": {"name": "flower", "on_failure": "continue"}}
-    (folder / "run.toml").write_text(tomli_w.dumps(run), encoding="utf-8")
+    engine = {**run.get("engine", {}), "name": "flower", "on_failure": "continue"}
+    (folder / "run.toml").write_text(tomli_w.dumps({**run, "engine": engine}), encoding="utf-8")
     app = _APP.format(version=emdcfl.__version__, config=tomli_w.dumps(Options().as_dict()))
     (_made(folder / "app") / "pyproject.toml").write_text(app, encoding="utf-8")
     for name in ("server", "logs", "jobs"):
@@ -231,12 +230,6 @@ def _digits(nodes: int) -> dict[str, int]:
     return {"groups": groups, "clients_per_group": nodes // groups}
 
 
-def _source(parts: Mapping[str, Path]) -> Path:
-    """A client's folder or table, from its parts."""
-    first = next(iter(parts.values()))
-    return first if len(parts) == 1 else first.parent
-
-
 def check_names(names: Sequence[str]) -> None:
     """Raise ``ConfigError`` if a name cannot be a node's."""
     for name in names:
@@ -271,10 +264,8 @@ def _write_start(deployment: Deployment) -> None:
 
 _NODE = """\
 # What this node serves. See docs/guide/deploy.md.
-name = {name}
-superlink = {superlink}
-data = {data}        # folder or table of this site; "scenario" for its share of a built-in scenario (trials)
-device = "auto"
+# data: folder or table of this site; "scenario" for its share of a built-in scenario (trials)
+{about}device = "auto"
 trust = "pinned"       # partners' keys, relayed by the server, must be those in partners.toml
 # privacy_epsilon = 64   # largest epsilon per record and release this node answers (docs/guide/privacy-settings.md)
 details = false        # true: the server may read the text of unexpected errors, which may quote data
@@ -293,7 +284,7 @@ local_epochs = 10000       # most epochs of one training
 projection_ratio = 1.0     # widest projection of embeddings
 costs = ["cosine", "euclidean", "label-aware"]
 samples = 100000           # most samples a side in a comparison
-split_seed = 0             # divides this site's files; requests with another seed are refused
+split_seed = {seed}             # divides this site's files; requests with another seed are refused
 models_per_round = 1000    # different models of one client that this node embeds its data with, in a round and in a run
 models_per_run = 100000
 partners_per_round = 100000

@@ -98,9 +98,9 @@ def _run(deployment: Deployment, job: Job, *, answers: bool) -> dict[str, Any]:
             total, complete = event["total"], event["round"] - (event["event"] == "begin")
         warnings += event["event"] == "log" and event["level"] == "WARNING"
     ended = "stopped" if (job.path / STOPPED).exists() else "failed"
-    state = "finished" if outcome is not None and outcome["ok"] else ended
-    if state == "finished":
-        total = complete = outcome["rounds"]
+    state = ended
+    if outcome is not None and outcome["ok"]:
+        state, total, complete = "finished", outcome["rounds"], outcome["rounds"]
     if outcome is None:
         said = control.run_status(deployment, job.run) if answers else None
         state = "unknown" if said is None else ended if said.startswith("finished") else "at work"
