@@ -329,8 +329,7 @@ def _never_right(summary: Summary, together: Summary | None) -> list[str]:
         return []
     wrong = dict(zip(together["clients"], scores_of_sites(together).values, strict=False))
     found = [client for client, gain in _by_site(summary, together).items() if gain.low > 0 and wrong[client] == 0]
-    what = f"one model for all is never right at {names(found)}: check how labels are spelled and coded there (emdcfl data check)"
-    return [what] if found else []
+    return [f"one model for all is never right at {names(found)}: check how labels are spelled there (emdcfl data check)"] if found else []
 
 
 def _is_own_class(found: Mapping[str, Any]) -> bool:
