@@ -197,8 +197,7 @@ def test_nodes_with_their_own_files_agree_with_one_folder_read_in_one_place(tmp_
         assert surveyed.encoding == whole.encoding and surveyed.label_kind == whole.label_kind == ("text" if kind == "images" else "int")
         assert kind == "images" or surveyed.encoding["columns"][0]["unit"] == "y"
         assert surveyed.model == whole.model
-        assert np.allclose(surveyed.preprocess.mean, whole.preprocess.mean)
-        assert np.allclose(surveyed.preprocess.std, whole.preprocess.std)
+        assert surveyed.preprocess == whole.preprocess
         training = Training(local_epochs=1, batch_size=8, lr=0.01)
         options = {"threads": 1, "precision": "fp32", "run": "r", "training": training, "seed": 0}
         flower = connect(surveyed, ("nodes", {}), **options)

@@ -66,17 +66,19 @@ def image_preprocess(train: Sequence[NDArray[Any]], model: Model) -> Preprocess:
 
 def pooled_preprocess(train: Sequence[NDArray[Any]], *, axes: tuple[int, ...], scale: float = 1.0) -> Preprocess:
     """Mean and standard deviation over ``axes`` from each client's count, sum and sum of squares."""
-    counts, sums, squares = [], [], []
-    for x in train:
-        counts.append(np.prod([x.shape[axis] for axis in axes]))
-        sums.append((x.sum(axis=axes, dtype=np.float64)) * scale)
-        squares.append(np.square(x, dtype=np.float64).sum(axis=axes) * scale**2)
-    count = float(np.sum(counts))
-    return standardisation(np.sum(sums, axis=0) / count, np.sum(squares, axis=0) / count, scale)
+    counts = [int(np.prod([x.shape[axis] for axis in axes])) for x in train]
+    sums = [x.sum(axis=axes, dtype=np.float64) for x in train]
+    squares = [np.square(x, dtype=np.float64).sum(axis=axes) for x in train]
+    return standardisation(counts, sums, squares, scale)
 
 
-def standardisation(mean: NDArray[Any], square: NDArray[Any], scale: float) -> Preprocess:
-    """Standardise by the means of values and of their squares; what does not vary is only centred."""
+def standardisation(
+    counts: Sequence[int], sums: Sequence[NDArray[np.float64]], squares: Sequence[NDArray[np.float64]], scale: float
+) -> Preprocess:
+    """Standardise by the pooled means of values and of their squares, times ``scale``; what does not vary is only centred."""
+    count = float(sum(counts))
+    mean = np.sum([total * scale for total in sums], axis=0) / count
+    square = np.sum([total * scale**2 for total in squares], axis=0) / count
     variance = np.maximum(square - mean**2, 0)
     std = np.where(variance > 1e-12 * np.maximum(1, mean**2), np.sqrt(variance), 1.0)
     return Preprocess(mean=tuple(mean.tolist()), std=tuple(std.tolist()), scale=scale)

@@ -212,10 +212,10 @@ def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
     if pretrained:
         return encoding, Preprocess(mean=IMAGENET_MEAN, std=IMAGENET_STD, scale=1 / 255), shape
     measured = ask({"question": MEASURE, "seed": options["seed"], "shape": list(shape)})
-    count = float(sum(answer["count"] for answer in measured.values()))
-    mean = torch.stack([answer["sums"] for answer in measured.values()]).sum(0).numpy() / 255 / count
-    square = torch.stack([answer["squares"] for answer in measured.values()]).sum(0).numpy() / 255**2 / count
-    return encoding, defaults.standardisation(mean, square, 1 / 255), shape
+    answers = measured.values()
+    counts, sums, squares = ([answer[key] for answer in answers] for key in ("count", "sums", "squares"))
+    preprocess = defaults.standardisation(counts, [x.numpy() for x in sums], [x.numpy() for x in squares], 1 / 255)
+    return encoding, preprocess, shape
 
 
 def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str, Any]) -> Agreed:
