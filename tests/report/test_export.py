@@ -25,6 +25,7 @@ from tests.e2e.shell import called
 from tests.report.fabricate import make_run
 
 import emdcfl
+from emdcfl.core.errors import DataError
 from emdcfl.data.own import load_folder, read_inputs
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.report import write_report
@@ -146,6 +147,13 @@ def test_the_script_of_an_export_knows_marks_of_missing_values_and_turned_photos
     Image.fromarray(np.zeros((8, 8), np.float32)).save(tmp_path / "range.tif")
     with pytest.raises(SystemExit, match="unknown range"):
         script["image"](tmp_path / "range.tif", [1, 8, 8])
+    (tmp_path / "torn.png").write_bytes(photo.read_bytes()[:60])
+    with pytest.raises(SystemExit, match="torn.png is not a readable image"):
+        script["read"](tmp_path / "torn.png", {"encoding": {"kind": "images", "shape": [1, 8, 8]}})
+    with pytest.raises(SystemExit, match="is a folder; name its files"):
+        script["read"](tmp_path, {"encoding": {}})
+    with pytest.raises(DataError, match=r"is a folder; name the files in it"):
+        read_inputs([tmp_path], encoding={"kind": "images", "shape": [1, 8, 8]})
 
 
 def test_the_script_reads_dates_times_truth_values_and_infinities(tmp_path: Path) -> None:

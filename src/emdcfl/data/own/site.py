@@ -116,6 +116,8 @@ def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> 
     names: list[str] = []
     for file in map(Path, files):
         _readable(file, encoding)
+        if file.is_dir():
+            raise DataError(f"{file} is a folder; name the files in it: {file / '*'}")
         if encoding["kind"] == "images":
             if file.suffix.lower() not in IMAGE_SUFFIXES:
                 raise DataError(f"{file} is not an image; the run was trained on images")

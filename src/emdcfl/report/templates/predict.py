@@ -110,9 +110,12 @@ def read(file: Path, config: dict[str, Any]) -> np.ndarray[Any, Any]:
     """Return the samples of a file as the model takes them."""
     encoding = config["encoding"]
     if not file.is_file():
-        sys.exit(f"no such file: {file}")
+        sys.exit(f"{file} is a folder; name its files" if file.is_dir() else f"no such file: {file}")
     if encoding["kind"] == "images":
-        return image(file, encoding["shape"])
+        try:
+            return image(file, encoding["shape"])
+        except Exception as error:  # every decoder has its own ways to fail on a damaged file
+            sys.exit(f"{file} is not a readable image ({error})")
     if encoding["kind"] == "table":
         return table(file, encoding)
     return np.asarray(np.load(file, allow_pickle=False), dtype=np.float32)
