@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,11 @@ def test_images_are_told_by_size_and_colour(tmp_path: Path) -> None:
     (tmp_path / "b" / "cat" / "torn.png").write_bytes(b"torn")
     report = check_folder(tmp_path)
     assert report.clients[0].images == {"8×8 grey": 18, "8×8 RGB": 2}
+    sizes = next(block.rows for block in data_page(report).blocks if block.title.startswith("Images"))
+    assert sizes[0] == ("a", "8×8 grey (18), 8×8 RGB (2)")
+    mixed = replace(report.clients[0], images={f"{20 + 3 * i}×90 RGB": 1 for i in range(90)} | {"8×8 grey": 2})
+    sizes = next(block.rows for block in data_page(replace(report, clients=(mixed,))).blocks if block.title.startswith("Images"))
+    assert sizes == (("a", "20–287×90 RGB (90 in 90 sizes), 8×8 grey (2)"),)
     assert report.repeats is not None and report.repeats.across == {("a", "b"): 1}
     blocks = {block.title: block.sentences for block in data_page(report).blocks}
     assert "Images as they are stored" in blocks and "Columns" not in blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from emdcfl.core.units import names, plural, quantity, some
@@ -16,6 +16,7 @@ from emdcfl.data.own.tables import withheld
 MAX_COLUMNS = 200
 """Columns of a table on the page; ``--json`` has all."""
 MANY_CLASSES = 20
+MANY_SIZES = 5
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,25 @@ def _classes(report: FolderReport) -> Block:
 
 
 def _images(report: FolderReport) -> Block:
-    rows = [(c.name, some([f"{what} ({n})" for what, n in c.images.items()])) for c in report.clients if c.images]
+    rows = [(c.name, _image_sizes(c.images)) for c in report.clients if c.images]
     return Block("Images as they are stored", (), ("site", "size and colour (images)"), tuple(rows))
+
+
+def _image_sizes(images: Mapping[str, int]) -> str:
+    """Write sizes and colours with their numbers of images; where there are many, the range of the widths and heights of each colour."""
+    if len(images) <= MANY_SIZES:
+        return ", ".join(f"{what} ({n})" for what, n in images.items())
+    colours: dict[str, list[tuple[int, int, int]]] = {}
+    for what, n in images.items():
+        size, _, colour = what.partition(" ")
+        width, height = map(int, size.split("×"))
+        colours.setdefault(colour, []).append((width, height, n))
+    said = []
+    for colour, found in colours.items():
+        widths, heights, numbers = zip(*found, strict=True)
+        span = "×".join(str(low) if (low := min(x)) == max(x) else f"{low}–{max(x)}" for x in (widths, heights))
+        said.append(f"{span} {colour} ({sum(numbers)}{f' in {len(found)} sizes' if len(found) > 1 else ''})")
+    return ", ".join(said)
 
 
 def _columns(report: FolderReport, across: int) -> Block:
