@@ -356,6 +356,10 @@ def test_headings_make_room_for_names(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("COLUMNS", "150")
     terminal().print(draw_table(UNSEEN_HEADS, [cells], left=("scenario", "method")))
     assert "nearest groups" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    heads = ("site", "nearest cluster", "nearest groups", "one model for all", "best group", "worst group")
+    terminal().print(draw_table(heads, [["UPPER", "0", *["50.0%"] * 4]], left=("site",)))
+    assert "one model" in capsys.readouterr().out, "a heading takes no more lines than the width needs"
 
 
 def test_numbers_in_own_tables(cli, tmp_path: Path) -> None:

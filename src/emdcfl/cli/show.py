@@ -44,15 +44,25 @@ def draw_table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, le
     cells = list(rows)
     columns = [[str(row[i]) for row in cells] for i in range(len(heads))]
     widths = [max(map(cell_len, words), default=0) for words in columns]
-    wide = sum(max(cell_len(head), width) + GAP for head, width in zip(heads, widths, strict=True)) > terminal().width
-    for head, words, width in zip(heads, columns, widths, strict=True):
+    for lines in range(1, 2 + max(head.count(" ") for head in heads)):  # rich would cut names first
+        shown = [_wrapped(head, width, lines) for head, width in zip(heads, widths, strict=True)]
+        taken = [max(width, *map(cell_len, head.split("\n"))) for head, width in zip(shown, widths, strict=True)]
+        if sum(taken) + GAP * len(taken) <= terminal().width:
+            break
+    for head, wrapped, words, width in zip(heads, shown, columns, widths, strict=True):
         text = head in (left or heads)
         cut = text or any(" " in word for word in words)  # a number that is cut is another number
-        shown = fill(head, max(width, *map(len, head.split())), break_on_hyphens=False) if wide else head  # rich would cut names first
-        table.add_column(shown, justify="left" if text else "right", overflow="fold", min_width=None if cut else width)
+        table.add_column(wrapped, justify="left" if text else "right", overflow="fold", min_width=None if cut else width)
     for row in cells:
         table.add_row(*row)
     return table
+
+
+def _wrapped(head: str, width: int, lines: int) -> str:
+    """Return a heading in at most so many lines, where its words allow it, and no wider than its column and that need."""
+    narrowest = max([width, *map(len, head.split())])
+    texts = (fill(head, i, break_on_hyphens=False) for i in range(narrowest, narrowest + len(head) + 1))
+    return next(text for text in texts if text.count("\n") < lines)
 
 
 def show_result(
