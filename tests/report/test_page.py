@@ -288,7 +288,7 @@ def test_phases_have_names_and_colours_of_their_own(tmp_path: Path) -> None:
         a["class"] for tag, a in page.elements if tag == "i" and "width" in (a.get("style") or "") and (a.get("class") or "")[:1] == "k"
     ]
     assert len(drawn) == 7 and len(set(drawn)) == 7
-    assert "fine-tuning 1.0 s" in page.text and "trained for comparison" in page.text
+    assert "fine-tuning 1.0 s" in page.text and "Other trainings, for comparison" in page.text
 
 
 def test_a_comparison(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ def write_notes(notes: Iterable[Note]) -> list[str]:
     --------
     >>> write_notes([Note("a", "a.csv", "rows left out: {n}", 1), Note("b", "b.csv", "rows left out: {n}", 3), Note("b", "b.csv", "small")])
     ['clients a, b: rows left out: 1 to 3', "client 'b' (b.csv): small"]
+    >>> write_notes([Note(client, client, "files left out: {n} ({words})", 1, (f"{client}.txt",)) for client in ("a", "b")])
+    ['clients a, b: files left out: 1 each (a.txt, b.txt)']
     >>> write_notes([Note("b", "b", "small")])
     ["client 'b': small"]
     """
@@ -52,6 +54,8 @@ def write_notes(notes: Iterable[Note]) -> list[str]:
         words = list(dict.fromkeys(word for note in same for word in note.words))
         shown = some(words)
         count = str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        if len(clients) > 1 and "{n} ({words})" in text:  # the words are of all clients
+            count += " each"
         listed = "clients " if 1 < len(clients) <= NAMED_IN_FULL else ""
         sentence = f"{listed}{who}: {text.replace('{n}', count).replace('{words}', shown)}"
         written.append(LeftOut(sentence) if same[0].left_out else sentence)
