@@ -73,6 +73,14 @@ def test_images_are_told_apart_by_brightness_and_by_how_they_are_turned() -> Non
     assert negative["brightness"] == pytest.approx(1 - at["brightness"]) and negative["low"] == pytest.approx(at["low"], abs=1e-4)
 
 
+def test_a_grey_scanner_among_coloured_photos_has_less_colour() -> None:
+    photos = np.random.default_rng(0).integers(0, 256, (120, 12, 12, 3)).astype(np.uint8)
+    photos[..., 2] //= 2
+    grey = np.repeat(photos[:60].mean(-1, keepdims=True).astype(np.uint8), 3, axis=-1)
+    found = told(from_arrays({"a": (grey, np.arange(60) % 2), "b": (photos[60:], np.arange(60) % 2)}), [0, 1])
+    assert "less colour: 0%" in found["cluster 0"] and "blue" not in found["cluster 0"], "grey images have no tint"
+
+
 def test_the_group_with_more_edges_of_a_kind_has_the_larger_share() -> None:
     level = np.random.default_rng(0).integers(0, 25, (60, 12, 12)).astype(np.uint8)
     level[:, 2:4] += 200

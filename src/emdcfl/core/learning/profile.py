@@ -13,9 +13,10 @@ from emdcfl.core.schema import Field, Reply
 MIN_SAMPLES = 5
 """Training samples below which a mean says too much about single ones; the survey of own files has the same limit."""
 
-IMAGE_FEATURES = ("brightness", "contrast", "upright", "right", "low", "red", "blue")
+IMAGE_FEATURES = ("brightness", "contrast", "upright", "right", "low", "colour", "red", "blue")
 """Of an image with values from 0 to 1: mean and standard deviation of its grey values; the share of its edges that are upright; how far
-right and how low the pixels lie that differ from its median, from -1 to 1; by how much red and blue exceed the mean of the colours."""
+right and how low the pixels lie that differ from its median, from -1 to 1; how far the colours of a pixel lie apart; by how much red and
+blue exceed the mean of the colours."""
 
 PROFILE = {
     "n": Field(int, low=MIN_SAMPLES, high="max_n"),
@@ -65,5 +66,6 @@ def image_features(x: Tensor) -> Tensor:
     places = [torch.linspace(-1, 1, size) if size > 1 else torch.zeros(1) for size in grey.shape[1:]]
     low, right = (weight.sum(2) @ places[0]) / total, (weight.sum(1) @ places[1]) / total
     colours = [x[:, i].mean((1, 2)) - flat.mean(1) for i in (0, 2)] if x.shape[1] == 3 else [torch.zeros(len(x))] * 2
+    apart = (x.amax(1) - x.amin(1)).mean((1, 2))
     upright = torch.where(edges > 1e-12, across / edges.clamp_min(1e-12), torch.full_like(edges, 0.5))
-    return torch.stack([flat.mean(1), flat.std(1, correction=0), upright, right, low, *colours], dim=1)
+    return torch.stack([flat.mean(1), flat.std(1, correction=0), upright, right, low, apart, *colours], dim=1)

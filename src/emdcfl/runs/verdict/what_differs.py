@@ -54,10 +54,11 @@ IMAGE_WORDS = {
     "upright": ("more upright edges", "fewer upright edges"),
     "right": ("what stands out lies further right", "what stands out lies further left"),
     "low": ("what stands out lies lower", "what stands out lies higher"),
+    "colour": ("more colour", "less colour"),
     "red": ("more red", "less red"),
     "blue": ("more blue", "less blue"),
 }
-SHARES = ("brightness", "contrast", "upright")
+SHARES = ("brightness", "contrast", "upright", "colour")
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ def compare(profiles: Mapping[str, Reply], members: Sequence[str], wanted: Seque
     d = np.clip((here - there) / np.maximum(sd, floor), -MAX_EFFECT, MAX_EFFECT)
     z = d / math.sqrt(1 / n + 1 / m)
     chosen = [i for i in np.argsort(-np.abs(d), kind="stable").tolist() if abs(d[i]) >= MIN_EFFECT and abs(z[i]) >= MIN_Z]
+    if any(what.name == "colour" and 0.0 in (here[i], there[i]) for i, what in enumerate(wanted)):  # grey images have no tint
+        chosen = [i for i in chosen if wanted[i].name not in ("red", "blue")]
     of: dict[str, int] = {}
     for i in chosen:
         of.setdefault(wanted[i].of or wanted[i].name, i)
