@@ -247,6 +247,16 @@ def test_a_resumed_run_keeps_to_its_choice_of_baselines(cli, clinics: Path) -> N
     assert cli(*again, "--baselines").code == 0 and beside.is_dir() and not models.exists()
 
 
+def test_a_budget_chooses_the_rounds_and_a_used_folder_is_refused_before_anything_is_measured(cli, clinics: Path) -> None:
+    wanted = ("run", "--data", "d", "--rounds", 2, "--local-epochs", 1, "--no-baselines", "--out", "b")
+    first = cli(*wanted, "--budget", "1h")
+    assert first.code == 0 and "within 1h: 2 rounds of 1 epoch" in first.out and "epochs" not in first.out.partition("(without")[0], (
+        first.out
+    )
+    again = cli(*wanted)
+    assert again.code != 0 and "already holds this run" in again.err and "about" in first.out and "about" not in again.out, again.out
+
+
 def test_baselines_of_a_scenario_are_trained_where_they_are_asked_for(cli, tmp_path: Path) -> None:
     again = ("run", "--scenario", "tiny", "--rounds", 1, "--local-epochs", 1, "--quiet", "--out", "r")
     assert cli(*again).code == 0 and not Path("r/baselines").exists()

@@ -17,7 +17,7 @@ from emdcfl.cli.app import Scale, TrustModel, app, complete_methods, complete_sc
 from emdcfl.cli.own_data import PANEL, add_flags, own_data
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
-from emdcfl.core.units import seconds
+from emdcfl.core.units import plural, seconds
 from emdcfl.runs.config import OWN_FILES, Config, config_keys, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.store.identity import Baselines, noted_baselines
@@ -251,18 +251,20 @@ def _timed(
         planned = plan(planned, folder=place)
     if isinstance(planned, Config):
         return planned
-    if resume and is_run(place):
-        return planned if limit is None else plan(_as_before(planned.config, RunStore.read(place).foreign_config()), planned.whole, place)
+    if is_run(place):  # without --resume it is refused when it starts
+        if limit is None or not resume:
+            return planned
+        return plan(_as_before(planned.config, RunStore.read(place).foreign_config()), planned.whole, place)
     if limit is None and live is None:
         return planned
     speed = measure_speed(planned)
     if limit is not None:
         config = within(planned, speed, limit, baselines=baselines)
-        rounds, epochs, tuning = config.run.rounds, config.training.local_epochs, config.personalize.epochs
-        fine = f", {tuning} of fine-tuning" if config.personalize.wanted else ""
         usual = f"{planned.rounds} of {planned.training.local_epochs}"
-        say(f"within {budget}: {rounds} rounds of {epochs} epochs{fine} (without a budget {usual})", soft_wrap=True)
         planned = plan(config, planned.whole, place)
+        chosen = f"{plural(planned.rounds, 'round')} of {plural(planned.training.local_epochs, 'epoch')}"
+        fine = f", {config.personalize.epochs} of fine-tuning" if config.personalize.wanted else ""
+        say(f"within {budget}: {chosen}{fine} (without a budget {usual})", soft_wrap=True)
     expected = forecast(planned, speed, baselines=baselines)
     say(str(expected), soft_wrap=True)
     if live is not None:

@@ -221,7 +221,9 @@ def _sentences(run: Run) -> list[tuple[str, str]]:
     for topic, sentence in found:
         topics.setdefault(topic, []).append(visible(sentence, MAX_SENTENCE))
     if not run.baselines:
-        topics["Worth it"] = ["Not measured: this run has no baselines ('emdcfl run --baselines' trains them, 'emdcfl compare' any method)."]
+        topics["Worth it"] = [
+            "Not measured: this run has no baselines ('emdcfl run --baselines' trains them, 'emdcfl compare' any method)."
+        ]
     for topic, where in ELSEWHERE.items():
         if len(said := topics.get(topic, [])) > MAX_SAID + 1:
             topics[topic] = [*said[:MAX_SAID], f"{len(said) - MAX_SAID} more {where}."]
