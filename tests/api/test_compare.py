@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,15 @@ def test_names_and_instances_on_arrays(capsys: pytest.CaptureFixture[str]) -> No
     assert (table["low"] <= table["accuracy"]).all() and (table["accuracy"] <= table["high"]).all()
 
 
-def test_a_run_that_fails_does_not_cost_those_that_are_finished() -> None:
+def test_a_run_that_fails_does_not_cost_those_that_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match="true groups"):
+        emdcfl.compare(sites(), ["local", "oracle"], **QUICK)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(ClientError, match=r"method.k between 1 and 3.*start again to retry with out='(.+)', which has") as failed:
         emdcfl.compare(sites(), ["local", "ifca:k=9"], seeds=1, **QUICK)
     folder = Path(str(failed.value).split("'")[-2])
     assert [row["method"] for row in read_results(folder)] == ["local"]
-    shutil.rmtree(folder)
 
 
 def test_rare_classes_are_not_hidden_behind_the_accuracy() -> None:
