@@ -8,7 +8,7 @@ import json
 import logging
 import math
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -279,9 +279,12 @@ def _check_own_model(scenario: Scenario) -> None:
     if found != (1, outputs):
         raise ModelError(f"{wanted}, a score per class (or one number), got {found}; change its last layer")
     if outputs > 1 and bool((out >= 0).all()) and math.isclose(float(out.sum()), 1, abs_tol=1e-4):
-        log.warning(
-            "model %r answers with probabilities, and training takes their softmax again: leave its last Softmax out", scenario.model.name
-        )
+        _doubt_probabilities(scenario.model.name)
+
+
+@cache  # a comparison plans every run several times
+def _doubt_probabilities(model: str) -> None:
+    log.warning("model %r answers with probabilities, and training takes their softmax again: leave its last Softmax out", model)
 
 
 def with_facts(scenario: Scenario, model: ModelRecipe) -> ModelRecipe:
