@@ -74,6 +74,8 @@ def test_other_rounds_are_better_where_the_score_still_rises_or_has_fallen(
     ]
     summary = {"clients": ["a", "b"], "scored": None, "accuracy": {"variants": {"test": {}}}}
     assert better_rounds(rows, summary) == (None if better is None else pytest.approx(better))
+    uncounted = [{**row, "test_samples": None} for row in rows]  # of a foreign run: too little to say anything by
+    assert better_rounds(uncounted, summary) is None
 
 
 def test_the_best_of_many_rounds_that_differ_by_chance_alone_was_no_better() -> None:

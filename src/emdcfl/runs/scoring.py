@@ -138,7 +138,8 @@ def site_scores(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] 
     """
     wanted = None if scored is None else set(scored)
     counts = [is_tested(row, variant) and (wanted is None or row["client"] in wanted) for row in rows]
-    tested = tuple(int(row["test_samples"][variant]) if counted else 0 for row, counted in zip(rows, counts, strict=True))
+    samples = [row.get("test_samples") or {} for row in rows]
+    tested = tuple(int(own.get(variant, 1)) if counted else 0 for own, counted in zip(samples, counts, strict=True))
     numbers = any(metric_of(row) is Metric.R2 for row in rows)
 
     def at_sites(of: Callable[[MetricsRow], Any]) -> tuple[float, ...]:
