@@ -17,7 +17,7 @@ from emdcfl.data.own import check_folder, load_folder, load_site, read_inputs
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.frames import encode, from_tables, site_from_table
 from emdcfl.data.own.splitting import SplitRule
-from emdcfl.data.own.tables import TableEncoding, number_values, pool, summarise
+from emdcfl.data.own.tables import Numeric, TableEncoding, number_values, pool, summarise
 from emdcfl.data.scenarios.folder import folder as read_scenario
 
 
@@ -276,6 +276,9 @@ def test_new_site_and_prediction(folder: Path, tmp_path: Path, caplog: pytest.Lo
     capitals = write(tmp_path / "capitals.csv", [{"sex": "f", "AGE": 50, "Ward": "a"}])
     with pytest.raises(DataError, match=r"lacks the columns age, ward; rename AGE, Ward"):
         read_inputs([capitals], encoding=scenario.encoding)
+    genes = TableEncoding("y", tuple(Numeric(f"g{i}", 0.0, 1.0, gaps=False) for i in range(40)))
+    with pytest.raises(DataError, match=r"; rename G0, .*G11$"):  # the first ones: comparing all names with all may take minutes
+        genes.encode(pa.table({f"G{i}": [1.0] for i in range(40)}), "genes.csv")
     with pytest.raises(DataError, match="no such file"):
         read_inputs([tmp_path / "none.csv"], encoding=scenario.encoding)
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emdcfl.core.errors import ConfigError, DataError, similar
+from emdcfl.core.errors import FEW, ConfigError, DataError, similar
 from emdcfl.core.optional import pa, pc
 
 OTHER_SIZE, MIN_VALUES = 8.0, 10
@@ -151,7 +151,7 @@ class TableEncoding:
         there = set(table.column_names)
         missing = [column.name for column in self.columns if column.name not in there]
         if missing:
-            found = [close for name in missing if (close := similar(name, there - {c.name for c in self.columns}, CLOSE))]
+            found = [close for name in missing[:FEW] if (close := similar(name, there - {c.name for c in self.columns}, CLOSE))]
             remedy = f"rename {', '.join(dict.fromkeys(found))}" if found else "add it, with empty cells where nothing is known"
             raise DataError(f"{origin} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; {remedy}")
         out = np.zeros((table.num_rows, self.width), np.float32)
