@@ -190,6 +190,8 @@ def test_all_leaves_out_the_methods_that_the_data_do_not_allow(tmp_path: Path, c
     assert {c.name for c in parse_methods("all+ft", BASE)} == {c.name for c in parse_methods("all+ft")}
     with pytest.raises(ConfigError, match="fewer"):  # what refuses all is said
         parse_methods("all", replace(base, run=replace(base.run, hold_out=("a", "b"))))
+    with pytest.raises(ConfigError, match="solver"):  # nor is the method left out whose options the config has wrong
+        parse_methods("all", replace(BASE, method=Choice("emdcfl", {"solver": "sinkhron"})))
     with pytest.raises(ConfigError, match="ifca needs the number of clusters"):  # before the methods beside it have trained
         compare.compare(configs(base, parse_methods("fedavg,ifca"), [0]), tmp_path / "out")
     assert not (tmp_path / "out" / "results.jsonl").exists()

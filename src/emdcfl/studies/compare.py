@@ -78,6 +78,8 @@ def _accepted(base: Config, methods: Sequence[Choice]) -> list[Choice]:
         try:
             plan(_with_method(base, method), shared_scenario(base))
         except ConfigError as error:
+            if base.method.options and method.name.removesuffix(FINE_TUNED) == base.method.name:  # a mistake in what was asked for
+                raise
             refused[method.name] = error
     if len(refused) == len(methods):
         raise next(iter(refused.values()))
