@@ -263,6 +263,8 @@ def test_baselines_of_a_scenario_are_trained_where_they_are_asked_for(cli, tmp_p
     assert cli(*again, "--resume", "--baselines").code == 0 and Path("r/baselines/fedavg").is_dir()
     shutil.rmtree("r/baselines")
     assert cli(*again, "--resume").code == 0 and Path("r/baselines/fedavg").is_dir()  # as it began
+    Path("r/state/baselines.json").write_text("{}")
+    assert "say --baselines, --no-baselines or" in " ".join(cli(*again, "--resume").err.split())
 
 
 def test_a_cluster_that_shares_no_class_with_a_new_site_is_not_compared_in_words(cli, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def noted_baselines(folder: Path) -> Baselines | None:
     try:
         return Baselines(files.read_sealed(folder / BASELINES)["baselines"])
     except (StoreError, KeyError, TypeError, ValueError):
-        log.warning("%s: damaged; say --no-baselines or --keep-baselines again if the run began with it", folder / BASELINES)
+        log.warning("%s: damaged; say --baselines, --no-baselines or --keep-baselines again if the run began with it", folder / BASELINES)
         return None
 
 
