@@ -185,10 +185,7 @@ def told_k(k: int | None, usual: int | None, name: str) -> int:
     """Return the method's own K, else the scenario's; raise where neither is given."""
     chosen = k if k is not None else usual
     if chosen is None:
-        raise ConfigError(
-            f"{name} needs the number of clusters, which these data do not give; set method.k "
-            f"(--set method.k=4, in compare {name}:k=4, in Python settings={{'method.k': 4}})"
-        )
+        raise ConfigError(f"{name} needs the number of clusters, which these data do not give; name it {name}:k=4, or set method.k")
     return chosen
 
 
