@@ -6,6 +6,7 @@ Moments are told in seconds of the run's own processor time, so that a busy mach
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -69,15 +70,14 @@ def play(out: Path, resume: bool = False) -> None:
 
 def until_file(out: Path, number: int, *, before: bool) -> None:
     """Play, and die just before or just after the file of this number is put in its place."""
-    move, count = os.replace, 0
+    move, numbers = os.replace, itertools.count(1)
 
     def counting(source: str, target: str) -> None:
-        nonlocal count
-        count += 1
-        if count == number and before:
+        mine = next(numbers)  # meanwhile, another thread may put a file in its place
+        if mine == number and before:
             os.kill(os.getpid(), signal.SIGKILL)
         move(source, target)
-        if count == number:
+        if mine == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = counting
