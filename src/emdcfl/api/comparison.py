@@ -96,13 +96,12 @@ def compare(
     if scenario is not None and jobs > 1:
         raise ConfigError(f"expected jobs = 1 for data in memory, got {jobs}: they are not sent to other processes; write them to a folder")
     given_methods = [methods] if isinstance(methods, str) else methods
-    with ExitStack() as stack, ExitStack() as temporary:
-        stack.enter_context(studies.data_in_memory(base, scenario))
+    with studies.data_in_memory(base, scenario), ExitStack() as temporary:
         chosen = [one for m in given_methods for one in (studies.parse_methods(m, base) if isinstance(m, str) else [as_choice(m)])]
         if not chosen:
             raise ConfigError(f"expected at least one method, got {methods!r}")
         wanted = studies.configs(base, studies.with_fine_tuning(base, chosen), numbers)
-        folder = Path(tempfile.mkdtemp(prefix="emdcfl-")) if out is None else Path(out)
+        folder = Path(tempfile.mkdtemp(prefix="emdcfl-") if out is None else out)
         if out is None:
             temporary.callback(shutil.rmtree, folder, ignore_errors=True)
         outcome = studies.compare(wanted, folder, jobs=jobs, watch=_Lines() if progress else None)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -42,20 +40,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 @functools.cache
 def compile_once(function: Function) -> Function:
     """Return a function compiled with its backward pass; one compilation serves all streams."""
+    keep_kernels()
     options: dict[str, str | int | bool | Callable[..., Any]] = {}
-    load_compiler().result()
-    import torch._inductor.config as inductor
+    import torch._inductor.config as inductor  # importing it takes a second
 
     if hasattr(inductor, "deterministic"):  # choose kernels by rule, not by timing: every process must get the same bits
         options["deterministic"] = True
     return cast(Function, torch.compile(function, dynamic=False, fullgraph=True, options=options))
-
-
-@functools.cache
-def load_compiler() -> Future[Any]:
-    """Import torch's compiler, 1,500 modules, in a thread: meanwhile the caller starts CUDA and copies data to the GPU."""
-    keep_kernels()
-    return ThreadPoolExecutor(1).submit(importlib.import_module, "torch._inductor.compile_fx")
 
 
 def keep_kernels() -> None:

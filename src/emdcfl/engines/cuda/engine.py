@@ -30,7 +30,6 @@ from emdcfl.core.schema import Reply
 from emdcfl.core.tasks import Embed, Fit, Score, batches
 from emdcfl.data.types import Scenario, Split
 from emdcfl.engines import multiply_adds
-from emdcfl.engines.cuda.compiling import load_compiler
 from emdcfl.engines.cuda.embedding import EMBEDDED_ALONE, Embedder
 from emdcfl.engines.cuda.fused import LowNetwork
 from emdcfl.engines.cuda.layers import SMALL_PATCH, multiply_narrow, pool_first
@@ -89,8 +88,6 @@ class CudaFederation(StagedFederation):
         large = multiply_adds(scenario) * self.training.batch_size >= LARGE_STEP
         self._scenario, self._number, self._low = scenario, streams or (STREAMS_LARGE if large else STREAMS), precision == "bf16"
         self._compiled = compile == "yes" or (compile == "auto" and rounds * _steps(self) >= (COMPILED_LARGE if large else COMPILED))
-        if self._compiled:
-            load_compiler()
         self._deterministic, self._tf32 = deterministic, precision == "tf32"
         self._streams: list[StreamTrainer] = []
         self._capturable = not draws(network.module)
