@@ -6,6 +6,7 @@
         "pfedgraph,pfedgraph:since=round:snap=none,pfedgraph:since=round:snap=none:vector_scope=state,pfedgraph:preset=reference"
     python benchmarks/causes.py thresholds --models mlp,small_cnn,cnn --seeds 3
     EMDCFL_DATA=… python benchmarks/causes.py jpeg --scenario rotated-cifar10 --rounds 2 --device cuda
+    EMDCFL_DATA=… python benchmarks/causes.py jpeg --scenario backdoor-cifar10 --every --images "encoded again" --rounds 10 --device cuda
     python benchmarks/causes.py batches --sizes 32,16
     EMDCFL_DATA=… python benchmarks/causes.py batches --scenario backdoor-cifar10 --changes "momentum 0,lr 0.001" --sites 2 --device cuda
     EMDCFL_DATA=… python benchmarks/causes.py oscillation --scenario backdoor-cifar10 --rounds 10 --seeds 2
@@ -17,9 +18,9 @@ loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with a
 likenesses, too) of pFedGraph or FedSaC round by round, averaged over the client itself, its group and the others, and the mean accuracy of
 what clients receive, beside that of one average for all. ``thresholds``: the groups of FedClust
 (whole state, last layer) and PACFL on rotated digits, at the paper's thresholds and at ``"auto"``. ``jpeg``: FedAvg among the sites of the
-first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others. ``batches``: how far apart local
-models are after round 1, by batch size or another setting, as in the paper's table of parameter distances, and the accuracy of their
-averages.
+first group (or of all), with images as they are and encoded once more, shifted by 5 pixels so that blocks are others.
+``batches``: how far apart local models are after round 1, by batch size or another setting, as in the paper's table of parameter
+distances, and the accuracy of their averages.
 ``oscillation``: FedAvg among the first site of every group, with ``COPY`` images, round by round, as the paper trains and with one setting
 changed; by default the last layer alone learns, on embeddings of the network as it begins.
 """
@@ -65,6 +66,7 @@ from emdcfl.models.recipe import ModelRecipe
 from emdcfl.paper.elements import inside_and_overall
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import RunPlan, plan
+from emdcfl.runs.result import Result
 from emdcfl.runs.runner import run
 from emdcfl.studies.compare import parse_methods
 from emdcfl.studies.snapshot import linear_layers, of_each_group
@@ -214,19 +216,24 @@ def thresholds(models: Sequence[str], seeds: int) -> Iterator[Finding]:
                 yield {"model": model, "seed": seed, "sites": sites, "groups": groups, "measure": measure, "right": right}
 
 
-def jpeg(chosen: RunPlan, quality: int = 75) -> Iterator[Finding]:
-    """Train the first group's sites together, before and after one more pass of JPEG."""
+AS_THEY_ARE, AGAIN = "as they are", "encoded again"
+PATCH = 3
+"""Pixels of the side of a backdoor's patch."""
+
+
+def jpeg(chosen: RunPlan, images: Sequence[str], *, every: bool, quality: int = 75) -> Iterator[Finding]:
+    """Train the first group's sites together, or ``every`` site, before and after one more pass of JPEG; accuracy by round and test."""
     scenario = chosen.scenario
     groups = scenario.groups or {}
-    sites = [site for site in scenario.sites if groups[site.name] == groups[scenario.sites[0].name]]
-
-    def encoded(split: Split) -> Split:
-        return _encoded(split, quality)
-
-    again = [replace(s, train=encoded(s.train), val=encoded(s.val), tests={v: encoded(t) for v, t in s.tests.items()}) for s in sites]
-    for name, of in (("as they are", sites), ("encoded again", again)):
+    sites = [site for site in scenario.sites if every or groups[site.name] == groups[scenario.sites[0].name]]
+    for name in images:
+        of = sites
+        if name == AGAIN:
+            kept = PATCH if scenario.name.startswith("backdoor") else 0
+            of = [Site.from_splits(s.name, {part: _encoded(x, quality, kept) for part, x in s.splits.items()}) for s in sites]
         part = replace(scenario, sites=tuple(of), groups={site.name: groups[site.name] for site in of})
-        accuracy = run(plan(chosen.config, part), None).summary["accuracy"]
+        done = run(plan(chosen.config, part), None)
+        accuracy = done.summary["accuracy"]
         yield {
             "images": name,
             "sites": len(of),
@@ -234,15 +241,30 @@ def jpeg(chosen: RunPlan, quality: int = 75) -> Iterator[Finding]:
             "accuracy": accuracy["mean"],
             "low": accuracy["low"],
             "high": accuracy["high"],
+            "by round": _by_round(done, part),
         }
 
 
-def _encoded(split: Split, quality: int, shift: int = 5) -> Split:
+def _by_round(done: Result, scenario: Scenario) -> dict[str, list[float]]:
+    """Return the mean accuracy of the sites that are scored, of every test by round."""
+    rows = [row for row in done.history if row["client"] in (scenario.scored or scenario.groups or ())]
+    return {
+        test: [
+            round(float(np.mean([row["accuracy"][test] for row in rows if row["round"] == index])), 3)
+            for index in sorted({row["round"] for row in rows})
+        ]
+        for test in scenario.sites[0].tests
+    }
+
+
+def _encoded(split: Split, quality: int, kept: int, shift: int = 5) -> Split:
+    """Encode images once more, but for ``kept`` pixels in the corner: a backdoor's patch is painted after decoding."""
     images = []
     for x in split.x.permute(0, 2, 3, 1).numpy():
         file = io.BytesIO()
         Image.fromarray(np.roll(x, (shift, shift), (0, 1))).save(file, "JPEG", quality=quality)
         images.append(np.roll(np.asarray(Image.open(file)), (-shift, -shift), (0, 1)))
+        images[-1][:kept, :kept] = x[:kept, :kept]
     return Split(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous(), split.y)
 
 
@@ -306,10 +328,7 @@ def oscillation(chosen: RunPlan, size: int | None, seeds: int, *, whole: bool) -
     for seed, (name, settings) in product(range(seeds), changes.items()):
         part = _centred(copy) if name == CENTRED else copy
         config = override(replace(chosen.config, model=None), {"run.seed": seed, **settings})
-        rows = [row for row in run(plan(config, part), None).history if row["client"] in (part.scored or part.groups or ())]
-        found: dict[str, list[float]] = {variant: [] for variant in part.sites[0].tests}
-        for index, (variant, scores) in product(range(1, chosen.rounds + 1), found.items()):
-            scores.append(round(float(np.mean([row["accuracy"][variant] for row in rows if row["round"] == index])), 3))
+        found = _by_round(run(plan(config, part), None), part)
         yield {"trained": "all" if whole else "last layer", "changed": name, "seed": seed, **found}
 
 
@@ -375,6 +394,8 @@ def main() -> None:
     parser.add_argument("--clients", default="0,1", help="with apart: numbers of the clients")
     parser.add_argument("--rounds", type=int, default=1, help="with graph, jpeg and oscillation: rounds to play")
     parser.add_argument("--device", default="cpu", help="with jpeg and batches: cpu or cuda")
+    parser.add_argument("--images", choices=(AS_THEY_ARE, AGAIN), help="with jpeg: only these")
+    parser.add_argument("--every", action="store_true", help="with jpeg: every site, not only those of the first group")
     parser.add_argument("--sizes", default="128,64,32", help="with batches: batch sizes")
     parser.add_argument("--changes", help=f"with batches: other settings instead, of {', '.join(map(repr, CHANGES))}")
     parser.add_argument("--sites", type=int, help="with batches: only so many sites of every true group")
@@ -399,7 +420,7 @@ def main() -> None:
             for method in parse_methods(args.methods)
         ),
         "thresholds": lambda: thresholds(args.models.split(","), args.seeds),
-        "jpeg": lambda: jpeg(chosen),
+        "jpeg": lambda: jpeg(chosen, [args.images] if args.images else [AS_THEY_ARE, AGAIN], every=args.every),
         "oscillation": lambda: oscillation(chosen, args.size, args.seeds, whole=args.whole),
         "batches": lambda: batches(
             replace(chosen, scenario=of_each_group(chosen.scenario, args.sites)),

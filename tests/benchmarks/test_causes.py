@@ -135,3 +135,10 @@ def test_a_copy_has_the_first_site_of_every_group_and_embeddings_of_its_first_sa
         assert site.train.x.shape[1] == net.layout.embedding_width
         assert torch.equal(site.train.y, whole.train.y[:20])
     assert found.sites[0].train.x.equal(causes.embedded(copy).sites[0].train.x)
+
+
+def test_encoding_images_again_keeps_the_patch_of_a_backdoor(causes: ModuleType) -> None:
+    images = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    again = causes._encoded(Split(images, torch.zeros(4, dtype=torch.int64)), 75, causes.PATCH).x
+    assert torch.equal(again[:, :, :3, :3], images[:, :, :3, :3])
+    assert (again != images).float().mean() > 0.5
