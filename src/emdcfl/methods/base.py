@@ -197,6 +197,11 @@ def clusters_wanted(k: int | None, fed: Federation, name: str) -> int:
     return chosen
 
 
+def initial_models(k: int | None, fed: Federation, name: str) -> Tensor:
+    """Return the K initial models (K, P); for pretrained networks only the heads differ."""
+    return torch.stack([fed.initial(i) for i in range(clusters_wanted(k, fed, name))])
+
+
 @dataclass(frozen=True)
 class Clustered:
     """State shared by the hard methods: who averages with whom, and what came out.

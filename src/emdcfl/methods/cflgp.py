@@ -34,7 +34,7 @@ from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.keys import keyed_int
 from emdcfl.core.params import Scope
 from emdcfl.core.schema import Reply
-from emdcfl.methods.base import ClusteredMethod, clusters_wanted, register
+from emdcfl.methods.base import ClusteredMethod, initial_models, register
 from emdcfl.methods.shared.profiles import CFLGPState, Fresh, ProfileUpdate, nearest_clusters, profile_coordinates, renumber
 from emdcfl.methods.shared.vectors import average_present, expect, sets_of, warn_if_too_short
 
@@ -77,13 +77,12 @@ class CFLGP(ClusteredMethod):
     State: ClassVar[type] = CFLGPState
 
     def init(self, fed: Federation, round: Round) -> CFLGPState:
-        k = clusters_wanted(self.k, fed, self.name)
         expect(self.period >= 1, "period", "at least 1", self.period)
         last = self.last_clustering
         expect(isinstance(last, str) or last >= self.period, "last_clustering", "at least the period", last)
         warn_if_too_short(round.total, self.period, "period")
-        models = torch.stack([fed.initial(i) for i in range(k)])
-        return CFLGPState(list(fed.clients), models[0], sets=[[] for _ in range(k)], models=models)
+        models = initial_models(self.k, fed, self.name)
+        return CFLGPState(list(fed.clients), models[0], sets=[[] for _ in models], models=models)
 
     def step(self, fed: Federation, state: CFLGPState, round: Round) -> CFLGPState:
         replies = fed.train({c: state.start(c) for c in round.participants})

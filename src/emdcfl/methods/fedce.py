@@ -27,10 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.core.client import LOSS_BATCH, NodeNeeds
+from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Federation, Round
-from emdcfl.methods.base import Clustered, ClusteredMethod, Family, clusters_wanted, register
+from emdcfl.methods.base import Clustered, ClusteredMethod, Family, initial_models, register
 from emdcfl.methods.shared.vectors import expect, sets_of
+from emdcfl.methods.shared.votes import batch_sizes
 from emdcfl.trust import Guard
 
 
@@ -72,9 +73,8 @@ class FedCE(ClusteredMethod):
     State: ClassVar[type] = FedCEState
 
     def init(self, fed: Federation, round: Round) -> FedCEState:
-        K = clusters_wanted(self.k, fed, self.name)
         expect(self.delta >= 0, "delta", "of at least 0", self.delta)
-        return FedCEState(list(fed.clients), fed.initial(), models=torch.stack([fed.initial(i) for i in range(K)]))
+        return FedCEState(list(fed.clients), fed.initial(), models=initial_models(self.k, fed, self.name))
 
     def step(self, fed: Federation, state: FedCEState, round: Round) -> FedCEState:
         scores = fed.evaluate(round.participants, state.models, reduction="per_batch")
@@ -94,9 +94,7 @@ class FedCE(ClusteredMethod):
     def credit(self, table: Tensor, n: int) -> tuple[int, Tensor]:
         """Return k* and what the round adds to h, from the ``(K, batches)`` table of batch-mean losses over n samples."""
         b = table.double()
-        sizes = torch.full((b.shape[1],), float(LOSS_BATCH), dtype=torch.float64)
-        sizes[-1] = n - LOSS_BATCH * (b.shape[1] - 1)
-        L = (b @ (sizes / n) if self.loss_mean == "sample" else b.mean(1)).numpy()
+        L = (b @ (batch_sizes(n) / n) if self.loss_mean == "sample" else b.mean(1)).numpy()
         best = int(np.argmin(L))
         gained = torch.exp(-self.delta * (b[best] - b).norm(dim=1))
         gained[best] = 0.0

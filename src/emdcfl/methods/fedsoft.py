@@ -28,7 +28,7 @@ from torch import Tensor
 from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Reply
-from emdcfl.methods.base import Family, Serving, clusters_wanted, register
+from emdcfl.methods.base import Family, Serving, initial_models, register
 from emdcfl.methods.shared.vectors import expect
 from emdcfl.methods.shared.votes import Votes, mix_models, soft_train, verify_votes
 
@@ -88,10 +88,9 @@ class FedSoft:
     State: ClassVar[type] = FedSoftState
 
     def init(self, fed: Federation, round: Round) -> FedSoftState:
-        K = clusters_wanted(self.k, fed, self.name)
         for name, low in (("lam", 0), ("smoothing", 0), ("interval", 1)):
             expect(getattr(self, name) >= low, name, f"of at least {low}", getattr(self, name))
-        return FedSoftState(list(fed.clients), fed.initial(), torch.stack([fed.initial(i) for i in range(K)]))
+        return FedSoftState(list(fed.clients), fed.initial(), initial_models(self.k, fed, self.name))
 
     def step(self, fed: Federation, state: FedSoftState, round: Round) -> FedSoftState:
         replies = fed.run(

@@ -29,7 +29,7 @@ from emdcfl.clustering import gram_features, kmeans
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.keys import keyed_int
 from emdcfl.core.params import Layout, Scope, squared_distances
-from emdcfl.methods.base import Clustered, ClusteredMethod, clusters_wanted, register
+from emdcfl.methods.base import Clustered, ClusteredMethod, initial_models, register
 from emdcfl.methods.shared.vectors import average_present, expect, sets_of, update_gram
 from emdcfl.trust import Guard
 
@@ -85,9 +85,8 @@ class FeSEM(ClusteredMethod):
 
     def init(self, fed: Federation, round: Round) -> FeSEMState:
         expect(self.mu >= 0, "mu", "at least 0", self.mu)
-        k = clusters_wanted(self.k, fed, self.name)
-        models = torch.stack([fed.initial(i) for i in range(k)])
-        return FeSEMState(list(fed.clients), models[0], sets=[[] for _ in range(k)], models=models, counters=[0.0] * k)
+        models = initial_models(self.k, fed, self.name)
+        return FeSEMState(list(fed.clients), models[0], sets=[[] for _ in models], models=models, counters=[0.0] * len(models))
 
     def step(self, fed: Federation, state: FeSEMState, round: Round) -> FeSEMState:
         seed = keyed_int(fed.seed, "", round.index, "k-means")

@@ -28,7 +28,7 @@ from torch import Tensor
 from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.schema import Reply
-from emdcfl.methods.base import Clustered, ClusteredMethod, clusters_wanted, register
+from emdcfl.methods.base import Clustered, ClusteredMethod, clusters_wanted, initial_models, register
 from emdcfl.methods.shared.vectors import expect, sets_of
 
 log = logging.getLogger("emdcfl")
@@ -73,7 +73,7 @@ class IFCA(ClusteredMethod):
         K = clusters_wanted(self.k, fed, self.name)
         expect(0 <= self.min_share * K <= 1, "min_share", f"between 0 and 1/{K} (one share per model)", self.min_share)
         expect(self.max_restarts >= 0, "max_restarts", "of at least 0", self.max_restarts)
-        models = torch.stack([fed.initial(i) for i in range(K)])
+        models = initial_models(K, fed, self.name)
         if self.min_share > 0:
             models = self._restart(fed, round, models)
         return Clustered(list(fed.clients), fed.initial(), models=models)

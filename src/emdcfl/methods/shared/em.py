@@ -26,7 +26,7 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import MAX_LOSS, MAX_STEPS, Fit, Training, sample_losses
-from emdcfl.methods.base import Family, Serving, clusters_wanted
+from emdcfl.methods.base import Family, Serving, initial_models
 from emdcfl.methods.shared.vectors import expect
 
 MIN_WEIGHT = 1e-12
@@ -152,7 +152,7 @@ class MixtureOptions:
         """Return the K initial models (K, P), or raise ``ConfigError`` if an option is out of its range."""
         rate = self.rate
         expect(isinstance(rate, str) or rate > 0, "rate", "above 0 (in learning rates of the run) or 'times-k'", rate)
-        return torch.stack([fed.initial(k) for k in range(clusters_wanted(self.k, fed, name))])
+        return initial_models(self.k, fed, name)
 
     def em_round(
         self, fed: Federation, state: AnyMixture, round: Round, *, rho: Tensor | None = None

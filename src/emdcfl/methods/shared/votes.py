@@ -39,17 +39,20 @@ def batch_votes(table: Tensor, n: int) -> Tensor:
     Parameters
     ----------
     table : (K, batches) tensor
-        Mean losses on batches of 64, the last one holding what is left of n.
+        Mean losses on batches of 64, the last one with what is left of n samples.
 
     Examples
     --------
     >>> batch_votes(torch.tensor([[0.1, 0.9, 0.9], [0.5, 0.5, 0.5]]), 130)
     tensor([64., 66.], dtype=torch.float64)
     """
-    K, batches = table.shape
-    sizes = torch.full((batches,), float(LOSS_BATCH), dtype=torch.float64)
-    sizes[-1] = n - LOSS_BATCH * (batches - 1)
-    return torch.zeros(K, dtype=torch.float64).index_add_(0, table.argmin(0), sizes)
+    return torch.zeros(len(table), dtype=torch.float64).index_add_(0, table.argmin(0), batch_sizes(n))
+
+
+def batch_sizes(n: int) -> Tensor:
+    """Return the sizes of the batches that n samples are scored in."""
+    whole, rest = divmod(n, LOSS_BATCH)
+    return torch.tensor([LOSS_BATCH] * whole + [rest] * (rest > 0), dtype=torch.float64)
 
 
 @staged_task(phase="train", returns={**TRAINED, "a": Field(torch.float64, ("K",), low=0, high="max_n")})
