@@ -52,6 +52,12 @@ def test_embeddings_under_a_crafted_model_are_not_released(server: HostileServer
     assert "made to show the projection" in str(reference(server, crafted(kind))["failure"])
 
 
+@pytest.mark.parametrize("kind", ["zero", "one unit varies"])
+def test_no_distance_is_computed_again_under_a_crafted_model(server: HostileServer, kind: str) -> None:
+    inputs = {"sizes": [64], "m": {}, "offers": {}, "keys": {}, "settings": settings(match_classes=True)}
+    assert "made to show the projection" in server.refused("recalibrate", omega=crafted(kind), **inputs)
+
+
 @pytest.mark.parametrize("kind", ["one bias", "dense biases"])
 @pytest.mark.parametrize("samples", [2, 4, 15])
 def test_a_request_for_few_samples_hides_no_crafted_model(server: HostileServer, kind: str, samples: int) -> None:

@@ -269,9 +269,14 @@ def _sent(**values: Any) -> CompareSettings:
     return settings
 
 
-def accepted(client: Client, sent: Mapping[str, Any]) -> CompareSettings:
-    """Return the settings a server sent to a client, or refuse them: also those that the node's operator does not allow."""
+def accepted(client: Client, sent: Mapping[str, Any], *, matching: bool = False) -> CompareSettings:
+    """Return the settings a server sent to a client, or refuse them: also those that the node's operator does not allow.
+
+    With ``matching`` the request is to match classes, which the settings must say.
+    """
     settings, most = CompareSettings.from_dict(sent), client.most_epsilon
+    if matching and not settings.match_classes:
+        raise ClientError("expected a request to match classes only with match_classes in the server's settings, got one without")
     if settings.exchange == "server-samples" and "deposit" in client.withheld:
         raise ClientError(f"client {client.name!r} sends no raw samples or embeddings, got exchange = 'server-samples'; use 'peer'")
     if most is not None and (not settings.noisy or settings.sigma < _sigma(most, DELTA)):

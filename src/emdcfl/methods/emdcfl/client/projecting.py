@@ -94,6 +94,12 @@ class Side:
         """Width of the embedding and of its projection."""
         return self.z.shape[1], self.settings.width(self.z.shape[1])
 
+    @property
+    def labels(self) -> Tensor:
+        """Labels of the sample, in host memory."""
+        found: Tensor = getattr(self.client.site, self.split).y[self.index]
+        return found
+
     @cached_property
     def _whose(self) -> list[bytes]:
         return records(self.client, self.split, self.index) if self.settings.noisy else []

@@ -28,13 +28,13 @@ train, validation and partner's sample are draws from distributions smoothed ali
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
+from emdcfl.core.client import Client, Divisible, Stages, Work, staged_task, task
 from emdcfl.core.errors import MAX_MESSAGE, ClientError
 from emdcfl.core.keys import digest
 from emdcfl.core.replies import brief
@@ -112,26 +112,31 @@ def reference(
         reply["boxes"], reply["refused"] = _where_possible(client, partners, lambda name: box_for(client, name, partners[name], message))
     if again:
         return reply
-    chosen = client.sample("train", use.max_samples)
-    held_out = draw(client, "val", max(sizes))
-    found = yield [Embed(omega, "train", chosen, use.embedding_mode), Embed(omega, "val", held_out, use.embedding_mode)]
-    for embedded in found:
-        if "suspicious" in embedded:
-            raise ClientError(embedded["suspicious"])
-    z, v = (embedded["z"] for embedded in found)
-    labels = client.site.train.y[chosen], client.site.val.y[held_out]
+    train, val = yield from _embedded(client, omega, sizes, use)
     if use.labelled:
-        reply["labels"] = labels[0]
-    train, val = Side(client, omega, "train", chosen, z, use), Side(client, omega, "val", held_out, v, use)
+        reply["labels"] = train.labels
     reply["samples"], compared, unusable = _sides(train, val, partners)
     reply["refused"] |= unusable
-    wanted = {name: Calibrate(a, b, labels, sizes, use) for name, (a, b) in compared.items()}
+    wanted = {name: Calibrate(a, b, (train.labels, val.labels), sizes, use) for name, (a, b) in compared.items()}
     for name, found_here in zip(wanted, (yield list(wanted.values())), strict=True):
         reply["tau"][name], reply["variance"][name] = found_here["tau"], found_here["variance"]
         if use.match_classes:
             for field in ("within", "freedom"):
                 reply.setdefault(field, {})[name] = found_here[field]
     return reply
+
+
+def _embedded(
+    client: Client, omega: Tensor, sizes: Sequence[int], use: CompareSettings
+) -> Generator[list[Work], list[Reply], tuple[Side, Side]]:
+    """Embed the client's train and validation sample by its own model, or refuse a model that looks made to show the projection."""
+    index = {"train": client.sample("train", use.max_samples), "val": draw(client, "val", max(sizes))}
+    found = yield [Embed(omega, split, chosen, use.embedding_mode) for split, chosen in index.items()]
+    for embedded in found:
+        if "suspicious" in embedded:
+            raise ClientError(embedded["suspicious"])
+    train, val = (Side(client, omega, split, index[split], z["z"], use) for split, z in zip(index, found, strict=True))
+    return train, val
 
 
 def _sides(
@@ -187,27 +192,19 @@ def recalibrate(
     offers, keys : mapping
         Partner → counts in common, sealed by it, and its public key.
     """
-    use = accepted(client, settings)
-    if not use.match_classes:
-        raise ClientError("expected a request to match classes only with match_classes in the server's settings, got one without")
-    chosen, held_out = client.sample("train", use.max_samples), draw(client, "val", max(sizes))
-    labels = client.site.train.y[chosen], client.site.val.y[held_out]
+    use = accepted(client, settings, matching=True)
+    train, val = yield from _embedded(client, omega, sizes, use)
     kept: dict[str, Tensor] = {}
 
     def taken(partner: str) -> bytes:
         context = (client.run, partner, client.name, "offer")
         message = open_sealed(client.secret, keys[partner], offers[partner], context=context, session=client.session)
-        kept[partner] = offered(message, labels[1][: m[partner]].numpy())
+        kept[partner] = offered(message, val.labels[: m[partner]].numpy())
         return message
 
     _, refused = _where_possible(client, offers, taken)
-    z, v = (
-        embedded["z"]
-        for embedded in (yield [Embed(omega, "train", chosen, use.embedding_mode), Embed(omega, "val", held_out, use.embedding_mode)])
-    )
-    train, val = Side(client, omega, "train", chosen, z, use), Side(client, omega, "val", held_out, v, use)
     a, b = _sides(train, val, {})[1][ROW]
-    found = yield [Calibrate(a, b[index], (labels[0], labels[1][index]), [len(index)], use) for index in kept.values()]
+    found = yield [Calibrate(a, b[index], (train.labels, val.labels[index]), [len(index)], use) for index in kept.values()]
     of = {name: dict(zip(kept, (one[name][0].item() for one in found), strict=True)) for name in ("tau", "variance", "within", "freedom")}
     return {**of, "size": {partner: len(index) for partner, index in kept.items()}, "refused": refused}
 
@@ -246,9 +243,7 @@ def project(
         Draw samples with each row's class counts instead. ``matched`` in the reply says how many blocks there are; 0 where classes
         are short: there is no sample then, but the counts in common under ``offers``, sealed, or nothing where these are too few.
     """
-    use = accepted(client, settings)
-    if matching is not None and not use.match_classes:
-        raise ClientError("expected a request to match classes only with match_classes in the server's settings, got one without")
+    use = accepted(client, settings, matching=matching is not None)
     counts: dict[str, Any] = {}
 
     def opened(row: str) -> bytes:
