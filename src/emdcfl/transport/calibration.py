@@ -1,45 +1,25 @@
 r"""A tolerance in units of W that every client computes locally, from its own train-to-validation problem.
 
-Reasoning
----------
-Client c compares its train sample A (n points, fixed) with validation samples. Let :math:`T(V)` be the transport cost from A to a sample V
-of m points. With the source held fixed, empirical transport obeys a central limit theorem (del Barrio and Loubes, 2019; del Barrio,
-Gonzalez-Sanz and Loubes, 2024): for V drawn from a distribution Q,
+Let :math:`T(V)` be the transport cost from a fixed train sample A to a validation sample V of m points from a distribution Q, and g the
+dual potential on V. Empirical transport obeys a central limit theorem (del Barrio and Loubes, 2019; del Barrio, Gonzalez-Sanz and Loubes,
+2024), so that under the null hypothesis, a partner's data follow the client's own distribution,
 
-.. math:: \sqrt m\,\bigl(T(V) - \mathbb E\,T(V)\bigr) \to N\bigl(0,\ \operatorname{Var}_Q(g)\bigr),
-
-where g is the dual potential on the target side: to first order, exchanging one point of V changes T by the difference of g over m.
-Under the null hypothesis that a partner's data follow the client's own distribution, :math:`\tau_c = T(V_c)` with m points and
-:math:`T(V_{c'})` with m' points have (for equal sizes) the same mean and are independent given A, so
-
-.. math:: W_{c,c'} = T(V_{c'}) - \tau_c \ \approx\ N\bigl(0,\ \operatorname{Var}(g_\tau)\,(1/m + 1/m')\bigr),
+.. math:: W_{c,c'} = T(V_{c'}) - T(V_c) \ \approx\ N\bigl(0,\ \operatorname{Var}_Q(g)\,(1/m + 1/m')\bigr),
           \qquad \epsilon_c = q\,\sqrt{\operatorname{Var}(g_\tau)\,(1/m + 1/m')}.
 
-Matched classes
----------------
-Most of Var(g) lies *between* classes (74-89 % on digits): a validation sample that happens to hold a few more of one class must send them
-to another one. That is luck of the draw, not a difference between clients. Let :math:`m_k` be the class counts of V_c. If the partner's
-sample has exactly these counts, then under the null hypothesis, *given the counts*, both samples consist of :math:`m_k` independent draws
-from the same distribution of each class, so T(V_c) and T(V_c') have the same distribution whatever the class mix of A is, and only
-the scatter inside classes is left:
+q is the one-sided quantile of Student's distribution for a family-wise error :math:`\alpha` over all C(C-1) ordered pairs (Bonferroni).
+Whether groups that differ are told apart (the power) is *not* controlled by :math:`\alpha`.
 
-.. math:: W_{c,c'} \approx N\bigl(0,\ \sigma^2\,(1/m + 1/m')\bigr), \qquad
-          \sigma^2 = \frac{1}{m - K}\sum_{k=1}^{K}\sum_{j:\,y_j = k} (g_j - \bar g_k)^2 .
+*Matched classes.* If the partner's sample has the class counts :math:`m_k` of :math:`V_c`, both samples consist of :math:`m_k` draws from
+the same distribution of each class, and only the scatter inside classes is left, with m - K degrees of freedom instead of m - 1:
 
-(Weighting only V_c to the class mix of A would not do: T is convex in the class mix with a kink where both mixes agree, so the
-two values would have different means.) Given the counts it does not matter whether splits were stratified by class. The partner may draw
-from its train split too, which the row client's model has not seen either, and average several such blocks (m' is their total).
-The null hypothesis is narrower than without: equal distributions *of each class*. A shift of class frequencies alone is not seen.
+.. math:: \sigma^2 = \frac{1}{m - K}\sum_{k=1}^{K}\sum_{j:\,y_j = k} (g_j - \bar g_k)^2 .
 
-q is the one-sided quantile for a family-wise error :math:`\alpha` over all C(C-1) ordered pairs (Bonferroni): with probability at
-least :math:`1-\alpha` no pair of the same distribution is rejected. The variance is estimated, so q is Student's, with the degrees of
-freedom of the estimate: m - K with matched classes, m - 1 without. The power, whether groups that differ are told apart, is *not*
-controlled by :math:`\alpha`: it grows with m.
+Weighting :math:`V_c` to the class mix of A would not do: T has a kink where both mixes agree, so the two values would have different means.
 
-Assumptions: samples are independent draws; A does not overlap V; the model was trained on A's split, not on any V; the sizes m and m'
-are equal or close (the mean of T falls with m, so a smaller partner looks farther away than it is); m is large enough for the normal
-approximation in the tail (64 or more) and for the plug-in variance; nothing is compared below :func:`min_samples`. The potential of a
-finite problem is not unique; the one of the network simplex is used throughout, so that the measured margins apply.
+Assumptions: samples are independent draws; A does not overlap V, on which the model was not trained; m and m' are equal or close; m is 64
+or more. The potential of a finite problem is not unique: it is always the one of the network simplex. ``docs/explanation/tolerance.md``
+says more.
 """
 
 from __future__ import annotations

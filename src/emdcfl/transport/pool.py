@@ -1,9 +1,8 @@
 """Worker threads for transport problems, each with one BLAS thread and scratch memory of its own.
 
-Both exact solvers and NumPy's matrix kernels release Python's interpreter lock (measured on two free cores: 1.9 times the throughput with
-two threads for the network simplex, 1.7 for the assignment solver, no better with processes). So workers are threads: nothing is copied,
-and scripts need no ``__main__`` guard. BLAS is held at one thread, because a product split over several rounds differently, and because
-several workers with several BLAS threads each compete for the cores. A value therefore does not depend on the number of workers.
+Both exact solvers and NumPy's matrix kernels release Python's interpreter lock, so processes would be no faster. BLAS is held at one thread,
+because a product split over several rounds differently, and several workers with several BLAS threads compete for the cores. A value
+therefore does not depend on the number of workers.
 """
 
 from __future__ import annotations

@@ -1,24 +1,18 @@
 r"""Grouping by benefit: transport distances propose groups, the members' validation losses decide where a split pays.
 
-All members of a cluster start a round from the same model, so the server can form the average :math:`\theta_S` of any subset S of
-their trained states. Two trees over the members propose subsets: average linkage of :math:`\max(W, W^\top, 0)` and of the cosine
-distances between updates, which see groups that differ in what labels mean. Bottom up, a node S keeps the best partition below it,
-:math:`S = \bigcup_k S_k`, if that lowers the members' validation loss :math:`\ell` (cut at ``LOSS_CUT``) by more than chance:
+Two trees over the members of a cluster propose subsets: average linkage of :math:`\max(W, W^\top, 0)` and of the cosine distances between
+updates. All members began the round with one model, so the average :math:`\theta_S` of any subset's trained states is a model too. Bottom up,
+a node S keeps the best partition below it, :math:`S = \bigcup_k S_k`, if that lowers the members' validation loss :math:`\ell` (cut at
+``LOSS_CUT``) by more than chance:
 
 .. math:: g = \frac{\sum_{c\in S}\sum_i \ell_{ci}(\theta_S) - \ell_{ci}(\theta_{k(c)})}{\sum_{c\in S} m_c}, \qquad
           g > z\,\widehat{\mathrm{se}}(g)
 
-The standard error comes from blocks of consecutive validation samples, so that the neighbours in a series do not count as independent
-evidence (batch means; Schmeiser, *Batch size effects in the analysis of simulation output*, 1982). Of more than ``SINGLE`` clients one
-side must also gain ``MIN_SHARE`` of its loss. Of the two trees' partitions the
-coarser one holds, unless the finer one beats it in the same way. Clusters are examined in rounds 1, 2, 4, 8, …, and only get finer.
-
-Models that trained apart from random weights may average badly although their data agree, and in round 1 leaving some of them out then
-pays. So sides that the paper's tolerance does not tell apart (most pairs across are linked) are not divided there, and nobody scores
-what lies below; round 2, in which all start from one trained model, decides.
-
-One client cannot tear others apart: without any single member the split must still pay, unless it does not separate the others. A client
-may prevent a split; the run is then FedAvg inside that cluster.
+The standard error comes from blocks of consecutive samples (batch means; Schmeiser, *Batch size effects in the analysis of simulation
+output*, 1982). Without any single member the split must still pay, unless it does not separate the others. Of more than ``SINGLE`` clients
+one side must also gain ``MIN_SHARE`` of its loss. Of the two trees' partitions the coarser one holds, unless the finer one beats it in the
+same way. Clusters are examined in rounds 1, 2, 4, 8, …, and only get finer. In round 1, sides that the paper's tolerance does not tell
+apart are not divided. ``docs/explanation/emdcfl.md`` says why.
 
 A member learns the averages of the nested subsets it belongs to. Two of them give the average of the part by which they differ, which may
 be one client's trained state. It sends means and covariances of its losses and of its hits under these models.

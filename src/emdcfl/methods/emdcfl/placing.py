@@ -1,8 +1,8 @@
 """Sites too small for the calibrated tolerance to say where they belong: which group's model they get.
 
-Two kinds. A site with fewer validation samples than the tolerance needs is not compared at all. Another is compared, but with so little
-power that it is linked with clients of several groups, which larger samples tell apart. Both score the groups' models, and one model for
-all, and get the one with the lowest mean loss.
+A site with too few validation samples is not compared. Another is compared, but with so little power that it is linked with clients of
+several groups, which larger samples tell apart. Both score the groups' models, and one model for all, and get the one with the lowest mean
+loss.
 
 Whoever was not compared is served that model but not averaged into it: else a client could choose its group by a claim of few samples.
 So no group's model has seen its train data, and it scores with these too: validation data alone are too few to choose by.

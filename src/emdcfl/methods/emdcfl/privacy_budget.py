@@ -1,19 +1,7 @@
-r"""What EMD-CFL's privacy noise promises in a run: how often a record is released, and the total ε of that.
+"""What EMD-CFL's privacy noise promises in a run: how often a record is released, and the total ε of that.
 
-One release of a record is its projected embedding under one model and one projection, at unit length, with noise. Counted per record of the
-train and of the validation split, for a federation of C clients in which every client takes part in the comparison once:
-
-============  =====================================  ==========================================
-projection    train record                           validation record
-============  =====================================  ==========================================
-``row``       1                                      C − 1 partners' rows, and once for τ
-``pair``      C − 1 rows, one per partner            C − 1 partners' rows, and C − 1 times for τ
-``fresh``     C − 1 rows, and once for τ             C − 1 partners' rows, and once for τ
-============  =====================================  ==========================================
-
-``average_blocks`` adds C − 1 releases of train records. Under partial participation a client may be compared in several rounds, under a
-newer model each time: at worst once per partner. ``recompute="every-round"`` releases all of it again in every round, ``"if-partial"`` does
-so under partial participation.
+One release of a record is its projected embedding under one model and one projection, at unit length, with noise.
+``docs/explanation/noise.md`` has the counts for every projection, and what repeats them.
 """
 
 from __future__ import annotations

@@ -1,16 +1,10 @@
 """Compare with representatives first: O(C·K) exchanges instead of O(C²).
 
-If the graph of links is a union of cliques, a client linked with one member of a cluster is linked with all of them, so comparing it with
-one representative per cluster is enough. Whether the graph is one is checked on pairs that were not compared: inside every cluster along
-random rings (all pairs if it is small), and every client with a random member of each cluster larger than its own, because a client
-that only its representative refuses ends up in a small one. The two clients of a pair that contradicts are *concerned*: they are
-compared with all members of both clusters and with all other representatives, and only they. Then the clusters they are in are checked
-again, among the members of whom nothing is wrong so far, until a check finds nothing new. Where a cluster is of moderate size, or two pairs
-without a common client contradict inside it, it is taken for no clique with a few odd members, and all its pairs are compared.
-
-Counting unordered pairs for C new clients in K cliques of equal size: C(K+1)/2 with representatives, at most 8C inside clusters (4C where
-they are large) and C(K-1)/2 across. A concerned client costs as many more as its clusters have members. A single missing link in a large
-cluster of n is hit by the first checks with a probability of about 8/n; what no check hits stays inferred.
+If the graph of links is a union of cliques, a client linked with one member of a cluster is linked with all of them, so one representative
+per cluster is enough. Whether it is one is checked on pairs that were not compared: along random rings inside every cluster, and of every
+client with a member of each cluster larger than its own, because a client that only its representative refuses ends up in a small one.
+The two clients of a pair that contradicts are *concerned*: they are compared with all members of both clusters and with all other
+representatives, and their clusters are checked again until a check finds nothing new. ``docs/explanation/emdcfl.md`` has the numbers.
 
 Pure functions: the comparison itself is a callback.
 """

@@ -4,12 +4,9 @@ A column sample may come from both splits. It is a tensor of indices into all sa
 (``Client.rows`` with ``"all"``), in the order in which it is shown.
 
 Matched classes: a row client packs how many validation samples of each class it has next to the seed of its projection, in the box that
-only the partner can open. The partner draws, from all its data, blocks with exactly these counts, so that W does not depend on how many
-samples of each class happened to be drawn. It learns the counts; the server does not. Why this tests the same hypothesis with far less
-noise: ``transport.calibration``.
-
-A partner that has too few samples of some class for one block *offers* the counts that both have, :math:`\min(m_k, n_k)`, sealed for the
-row client, which then computes τ at these counts. With fewer than ``MIN_COMMON`` samples in common the two are not comparable.
+only the partner can open, and the partner draws blocks with exactly these counts from all its data (``transport.calibration`` says why). A
+partner that is short of some class *offers* the counts that both have, :math:`\min(m_k, n_k)`, sealed for the row client, which then
+computes τ at these counts. With fewer than ``MIN_COMMON`` samples in common the two are not comparable.
 """
 
 from __future__ import annotations

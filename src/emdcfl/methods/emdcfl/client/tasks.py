@@ -1,12 +1,10 @@
 r"""The client side of EMD-CFL: what a client computes locally and what it sends, projected.
 
-``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
-distance :math:`\tau_c` and its variance, and the seed of its projection (with class counts, see ``sampling``) sealed for each partner.
-``project`` answers for the client as *column*: its sample embedded by each partner's :math:`\omega` and projected with that partner's
-:math:`R`. The server holds neither R nor its seed. A client serves the partners whose key and box it can use, and names the others
-under ``refused``. ``recalibrate`` computes :math:`\tau_c` again at the class counts that the client has in common with partners who are
-short of some class (see ``sampling``); these partners are then asked again.
-``deposit`` replaces ``project`` where the server may see raw samples (``exchange="server-samples"``).
+``reference`` answers for the client as *row*: its train sample under its own model, projected; the reference distance :math:`\tau_c` with
+its variance; and the seed of its projection, sealed for each partner. ``project`` answers for the client as *column*: its sample embedded by
+each partner's :math:`\omega` and projected with that partner's :math:`R`. The server holds neither R nor its seed. A client names the
+partners whose key or box it cannot use under ``refused``. ``recalibrate`` computes :math:`\tau_c` again at the class counts in common with
+partners who are short of some class (see ``sampling``). ``deposit`` replaces ``project`` where the server may see raw samples.
 
 Which R (``CompareSettings.projection_scope``):
 
@@ -18,12 +16,9 @@ Which R (``CompareSettings.projection_scope``):
 ``none``      no projection: the server embeds deposited samples itself
 ============  ==========================================================================================================
 
-A column sample larger than the validation size m consists of several blocks of m. Its further blocks come from the client's train split
-too: the partner's model has never seen either split, so for the partner both are fresh draws from the client's distribution.
-
-With privacy noise every projected vector is scaled to unit length and released with Gaussian noise
-(``privacy.noise``). :math:`\tau_c` and its variance are computed from released vectors alone, so that they cost nothing more, and so that
-train, validation and partner's sample are draws from distributions smoothed alike: what the noise adds to W it adds to τ.
+A column sample larger than the validation size m consists of several blocks of m, the further ones from the client's train split too: the
+partner's model has seen neither split. With privacy noise, vectors are released at unit length with Gaussian noise (``privacy.noise``), and
+:math:`\tau_c` and its variance are computed from released vectors alone.
 """
 
 from __future__ import annotations
