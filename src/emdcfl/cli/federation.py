@@ -17,7 +17,7 @@ from emdcfl.core.units import names
 
 if TYPE_CHECKING:
     from emdcfl.apps.deployment.folder import Deployment
-    from emdcfl.apps.deployment.submit import Job
+    from emdcfl.apps.deployment.submit import SubmittedRun
     from emdcfl.runs.config import Config
     from emdcfl.runs.result import Result
 
@@ -254,7 +254,7 @@ def stop(folder: Folder, as_json: AsJson = False) -> None:
     answer({"stopped": job.number, "out": str(job.out)}, [told], as_json=as_json)
 
 
-def _live(there: Deployment) -> Job:
+def _live(there: Deployment) -> SubmittedRun:
     from emdcfl.apps.deployment.control import run_status
     from emdcfl.apps.deployment.submit import jobs, live_run
 

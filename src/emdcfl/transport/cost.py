@@ -162,19 +162,9 @@ def projected_width(ratio: float, d: int) -> int:
 def projection(seed: bytes | int, d: int, p: int) -> Array:
     """Draw the projection that belongs to a seed.
 
-    The generator is numpy's counter-based Philox keyed with SHA-256 of (seed, d, p). Row lengths are summed without rounding error
-    (``math.fsum``), because vectorised sums round differently from one processor to the next.
-
-    Parameters
-    ----------
-    seed : bytes or int
-        What the partners share.
-    d, p : int
-        Embedding width before and after.
-
-    Returns
-    -------
-    (d, p) float32 array with rows of unit length
+    A (d, p) float32 array with rows of unit length; d and p are the embedding width before and after. The generator is numpy's
+    counter-based Philox keyed with SHA-256 of (seed, d, p). Row lengths are summed without rounding error (``math.fsum``), because
+    vectorised sums round differently from one processor to the next.
 
     Examples
     --------

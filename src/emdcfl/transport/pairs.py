@@ -17,6 +17,7 @@ from emdcfl.transport.pool import Array, scratch
 from emdcfl.transport.solvers import solve
 
 Client = int | str
+Key = tuple[Client, Client]
 
 # What an entry of W is: not measured, an exact value, or a bound.
 UNKNOWN, EXACT, LOWER, UPPER = 0, 1, 2, 3
@@ -154,10 +155,10 @@ class FirstBounds:
 
 
 @dataclass
-class Outcome:
+class Settled:
     """What settling a pair added: entries that replace those of the first bounds, and the number of exact solves."""
 
-    entries: Mapping[tuple[Client, Client], PairOutcome] = field(default_factory=dict)
+    entries: Mapping[Key, PairOutcome] = field(default_factory=dict)
     solves: int = 0
 
 
@@ -177,25 +178,23 @@ def first_bounds(problem: Problem, options: TransportOptions) -> FirstBounds:
     return FirstBounds(entry, None if entry.accepts is False else problem, tuple(lows))
 
 
-def settle(key: tuple[Client, Client], one: Future[FirstBounds], other: Future[FirstBounds], options: TransportOptions) -> Outcome:
+def settle(key: Key, one: Future[FirstBounds], other: Future[FirstBounds], options: TransportOptions) -> Settled:
     """Decide a pair of which no direction is rejected yet: better bounds for both directions, then the exact solver."""
     first = {key: one.result(), key[::-1]: other.result()}
     problems = {direction: seen.problem for direction, seen in first.items() if seen.problem is not None}
     for seen in first.values():
         seen.problem = None
     if any(seen.entry.accepts is False for seen in first.values()):
-        return Outcome()
-    entries: dict[tuple[Client, Client], PairOutcome] = {}
+        return Settled()
+    entries: dict[Key, PairOutcome] = {}
     for direction, problem in problems.items():
         entries[direction] = _bounded(problem, first[direction].lows, options)
         if entries[direction].accepts is False:
-            return Outcome(entries)
+            return Settled(entries)
     return conclude(entries, problems, options)
 
 
-def conclude(
-    entries: dict[tuple[Client, Client], PairOutcome], problems: Mapping[tuple[Client, Client], Problem], options: TransportOptions
-) -> Outcome:
+def conclude(entries: dict[Key, PairOutcome], problems: Mapping[Key, Problem], options: TransportOptions) -> Settled:
     """Solve what bounds left open, one direction after the other, until one rejects the link where only links are wanted."""
     solves = 0
     for direction, problem in problems.items():
@@ -204,17 +203,13 @@ def conclude(
             solves += problem.blocks
             if not entries[direction].accepts:
                 break
-    return Outcome(entries, solves)
+    return Settled(entries, solves)
 
 
 def _bounded(problem: Problem, lows: tuple[float, ...], options: TransportOptions) -> PairOutcome:
     """Refine the bounds, all blocks to the same stage, until they decide or cannot be refined further."""
     upper = options.solver == "exact"
-    if problem.blocks == 1:
-        (cost,) = problem.costs(options)
-        costs = [cost]
-    else:
-        costs = [cost.copy() for cost in problem.costs(options)]
+    costs = [cost if problem.blocks == 1 else cost.copy() for cost in problem.costs(options)]  # the next block overwrites it
     margin = max(map(slack, costs))
     entry = judge(float(np.mean(lows)), np.inf, margin, problem, options)
     for bounds in _together([refine(cost, low, upper=upper) for cost, low in zip(costs, lows, strict=True)], lows):
@@ -255,6 +250,5 @@ def judge(low: float, high: float, margin: float, problem: Problem, options: Tra
 
 
 def _solved(problem: Problem, options: TransportOptions) -> PairOutcome:
-    values = [solve(cost, solver=options.solver, reg=options.reg).value for cost in problem.costs(options)]
-    w = (values[0] if len(values) == 1 else float(np.mean(values))) - problem.row.tau
+    w = float(np.mean([solve(cost, solver=options.solver, reg=options.reg).value for cost in problem.costs(options)])) - problem.row.tau
     return PairOutcome(w, EXACT, options.distances == "precise" or bool(w < problem.epsilon))

@@ -1,8 +1,8 @@
 """Worker threads for transport problems, each with one BLAS thread and scratch memory of its own.
 
-Both exact solvers and NumPy's matrix kernels release Python's interpreter lock, so processes would be no faster. BLAS is held at one thread,
-because a product split over several rounds differently, and several workers with several BLAS threads compete for the cores. A value
-therefore does not depend on the number of workers.
+Both exact solvers and NumPy's matrix kernels release Python's interpreter lock, so that processes are no faster. BLAS is held at one
+thread, because a product split over several rounds differently, and because workers with several BLAS threads each compete for the cores.
+A value therefore does not depend on the number of workers.
 """
 
 from __future__ import annotations

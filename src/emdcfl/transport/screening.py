@@ -22,10 +22,11 @@ from emdcfl.transport.cost import COSTS
 from emdcfl.transport.pairs import (
     Client,
     FirstBounds,
-    Outcome,
+    Key,
     PairOutcome,
     Problem,
     RowSample,
+    Settled,
     Source,
     TransportOptions,
     first_bounds,
@@ -34,7 +35,6 @@ from emdcfl.transport.pairs import (
 from emdcfl.transport.pool import SolverPool
 from emdcfl.transport.solvers import SOLVERS
 
-Key = tuple[Client, Client]
 Entries = dict[Key, PairOutcome]
 
 DISTANCES = ("needed", "precise", "all")
@@ -60,7 +60,7 @@ class ThreadQueue:
     def __init__(self, pool: SolverPool, options: TransportOptions) -> None:
         self._pool, self._options = pool, options
         self._first: dict[Key, Future[FirstBounds]] = {}
-        self._jobs: dict[Key, Future[Outcome]] = {}
+        self._jobs: dict[Key, Future[Settled]] = {}
 
     def add(self, key: Key, problem: Problem) -> None:
         """Bound a problem; once both directions of a pair have come, settle the pair."""

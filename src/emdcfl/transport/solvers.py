@@ -79,16 +79,7 @@ def _checked(cost: Any) -> Array:
 
 
 def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1) -> TransportPlan:
-    """Solve a transport problem with uniform masses.
-
-    Parameters
-    ----------
-    cost : (n, m) array_like
-        Ground costs.
-    solver : {"exact", "sinkhorn"}
-        See :func:`exact` and :func:`sinkhorn`.
-    reg : float
-        Regularisation of Sinkhorn; the exact solver ignores it.
+    """Solve a transport problem with uniform masses by :func:`exact` or :func:`sinkhorn`, with its regularisation ``reg``.
 
     Examples
     --------
@@ -117,10 +108,6 @@ def exact(cost: Any, *, duals: bool = False) -> TransportPlan:
         Ground costs; any finite numbers.
     duals : bool
         Also return the potentials f, g, feasible and with ``f.mean() + g.mean() == value`` to 1e-6.
-
-    Returns
-    -------
-    TransportPlan
 
     Raises
     ------

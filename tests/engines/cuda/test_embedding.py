@@ -20,7 +20,7 @@ from emdcfl.engines.cuda.engine import CudaFederation
 from emdcfl.engines.cuda.resident import Samples
 from emdcfl.engines.local import staged
 from emdcfl.engines.local.sequential import SequentialFederation
-from emdcfl.engines.local.staged import Outcome, Result
+from emdcfl.engines.local.staged import Outcome, WorkResult
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.client import tasks as emdcfl_client
 
@@ -109,7 +109,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return torch.device("cpu")
 
 
-def outcome(result: Result) -> Outcome:
+def outcome(result: WorkResult) -> Outcome:
     assert not isinstance(result, (dict, Exception))
     return result.result()
 

@@ -12,7 +12,7 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.schema import Field
 from emdcfl.engines.local import staged
 from emdcfl.engines.local.sequential import SequentialFederation
-from emdcfl.engines.local.staged import Outcome, Result, StagedFederation, attempt
+from emdcfl.engines.local.staged import Outcome, StagedFederation, WorkResult, attempt
 
 
 class Later:
@@ -36,7 +36,7 @@ class Overlapping(StagedFederation):
     def _overlaps(self, info: TaskInfo) -> bool:
         return True
 
-    def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[Result]:
+    def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[WorkResult]:
         self.log.append("begin " + " ".join(client.name for client, _ in works))
         return [Later(client, work, self.log) for client, work in works]
 
@@ -86,7 +86,7 @@ def silent(client: Client) -> Stages:
 class AtOnce(Overlapping):
     """Works are done at once."""
 
-    def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[Result]:
+    def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[WorkResult]:
         return [attempt(client, work) for client, work in works]
 
 

@@ -14,7 +14,7 @@ from cryptography import x509
 from emdcfl.apps.deployment import control
 from emdcfl.apps.deployment.folder import Deployment
 from emdcfl.apps.deployment.processes import LINK, process_ids, seconds_running
-from emdcfl.apps.deployment.submit import STOPPED, Job, jobs
+from emdcfl.apps.deployment.submit import STOPPED, SubmittedRun, jobs
 from emdcfl.apps.supernode import HOST
 from emdcfl.core.errors import ConfigError
 
@@ -83,7 +83,7 @@ def _of_predecessor(deployment: Deployment, node: control.Enrolled) -> bool:
     return running is not None and bool(node.since) and time.time() - datetime.datetime.fromisoformat(node.since).timestamp() > running
 
 
-def _run(deployment: Deployment, job: Job, *, answers: bool) -> dict[str, Any]:
+def _run(deployment: Deployment, job: SubmittedRun, *, answers: bool) -> dict[str, Any]:
     outcome, complete, total, warnings, last, compared = job.outcome, 0, 0, 0, None, False
     journal = job.path / "progress.jsonl"
     for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():

@@ -97,7 +97,7 @@ def submit(
 
 
 @dataclass(frozen=True)
-class Job:
+class SubmittedRun:
     """A run that was submitted: its number and folder, Flower's number of it, its run directory, and which SuperLink took it."""
 
     number: int
@@ -113,17 +113,17 @@ class Job:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def jobs(deployment: Deployment) -> Iterator[Job]:
+def jobs(deployment: Deployment) -> Iterator[SubmittedRun]:
     """Yield the runs that the SuperLink took, latest first."""
     for path in sorted((deployment.path / "jobs").iterdir(), key=lambda p: int(p.name) if p.name.isdigit() else 0, reverse=True):
         if (path / RUN).exists():
             options = tomllib.loads((path / "run-config.toml").read_text(encoding="utf-8"))
             taken = json.loads((path / RUN).read_text(encoding="ascii"))
             link = None if taken["link"] is None else (int(taken["link"][0]), str(taken["link"][1]))
-            yield Job(int(path.name), path, int(taken["run"]), Path(options["out"]), link)
+            yield SubmittedRun(int(path.name), path, int(taken["run"]), Path(options["out"]), link)
 
 
-def live_run(deployment: Deployment, out: Path | None = None) -> Job | None:
+def live_run(deployment: Deployment, out: Path | None = None) -> SubmittedRun | None:
     """Return the run that is at work, in ``out`` or anywhere; ``None`` if there is none or the SuperLink does not answer."""
     for job in jobs(deployment):
         if job.outcome is None and (out is None or job.out == out.resolve()):

@@ -21,7 +21,7 @@ from emdcfl.core.params import Network
 from emdcfl.core.tasks import Embed
 from emdcfl.engines.cuda.resident import Samples
 from emdcfl.engines.local.sequential import one_line
-from emdcfl.engines.local.staged import Outcome, Result
+from emdcfl.engines.local.staged import Outcome, WorkResult
 
 log = logging.getLogger("emdcfl")
 
@@ -135,9 +135,9 @@ class Embedder:
         self._network = network
         self._stream = torch.cuda.Stream(device)
 
-    def begin(self, works: Sequence[tuple[int, Client, Embed]], samples: Samples) -> dict[int, Result]:
+    def begin(self, works: Sequence[tuple[int, Client, Embed]], samples: Samples) -> dict[int, WorkResult]:
         """Begin to embed model by model. Works that failed are not in the result; embedding them alone then reports the error."""
-        results: dict[int, Result] = {}
+        results: dict[int, WorkResult] = {}
         done = torch.cuda.Event()
 
         def take(members: list[int], found: list[Tensor]) -> None:

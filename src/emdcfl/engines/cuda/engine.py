@@ -37,7 +37,7 @@ from emdcfl.engines.cuda.resident import ModelCache, Samples
 from emdcfl.engines.cuda.scoring import SCORED_ALONE, score_together
 from emdcfl.engines.cuda.streams import StreamTrainer, drive
 from emdcfl.engines.cuda.transport_queue import DeviceQueue, warm_up_bounds
-from emdcfl.engines.local.staged import Outcome, Result, StagedFederation, attempt
+from emdcfl.engines.local.staged import Outcome, StagedFederation, WorkResult, attempt
 from emdcfl.transport import QueueFactory, SolverPool
 
 log = logging.getLogger("emdcfl")
@@ -107,8 +107,8 @@ class CudaFederation(StagedFederation):
     def _overlaps(self, info: TaskInfo) -> bool:
         return info.phase == "embed"
 
-    def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Result]:
-        results: dict[int, Result] = {}
+    def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[WorkResult]:
+        results: dict[int, WorkResult] = {}
         results |= self._fits([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Fit)])
         scores = [(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Score)]
         if scores:

@@ -15,7 +15,7 @@ from emdcfl.core.tasks import Score
 from emdcfl.engines.cuda.embedding import batch_size, passed
 from emdcfl.engines.cuda.resident import Samples
 from emdcfl.engines.local.sequential import one_line
-from emdcfl.engines.local.staged import Result
+from emdcfl.engines.local.staged import WorkResult
 
 log = logging.getLogger("emdcfl")
 
@@ -23,7 +23,7 @@ SCORED_ALONE = "scoring models client by client"
 """First words of the warning that models are not scored together."""
 
 
-def score_together(works: Sequence[tuple[int, Client, Score]], samples: Samples, network: Network) -> dict[int, Result]:
+def score_together(works: Sequence[tuple[int, Client, Score]], samples: Samples, network: Network) -> dict[int, WorkResult]:
     """Score model by model with a network; returns losses and hits by the position given with each work. Works that failed are left out."""
     pieces = [piece for piece in works if piece[2].split == "val"]
     try:
@@ -34,7 +34,7 @@ def score_together(works: Sequence[tuple[int, Client, Score]], samples: Samples,
 
 
 @torch.no_grad()
-def _scored(works: Sequence[tuple[int, Client, Score]], samples: Samples, network: Network) -> dict[int, Result]:
+def _scored(works: Sequence[tuple[int, Client, Score]], samples: Samples, network: Network) -> dict[int, WorkResult]:
     client, device = works[0][1], samples.x.device
     size = batch_size(client.preprocess(samples.x[:1]).numel())
     own = [torch.arange(samples.first[c.name] - len(c.site.val), samples.first[c.name], device=device) for _, c, _ in works]

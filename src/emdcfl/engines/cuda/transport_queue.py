@@ -19,7 +19,7 @@ from torch import Tensor
 from emdcfl.core.errors import EmdcflError
 from emdcfl.engines.cuda import transport_bounds
 from emdcfl.transport import SolverPool
-from emdcfl.transport.pairs import UNKNOWN, FirstBounds, Outcome, PairOutcome, Problem, Source, TransportOptions, conclude, judge
+from emdcfl.transport.pairs import UNKNOWN, FirstBounds, PairOutcome, Problem, Settled, Source, TransportOptions, conclude, judge
 from emdcfl.transport.screening import Entries, Key, in_order, named
 
 TOGETHER, REFINED_TOGETHER = 256, 512
@@ -145,7 +145,7 @@ class DeviceQueue:
         self._entries: Entries = {}
         self._kept: dict[Key, tuple[Problem, tuple[float, ...]]] = {}
         self._open: list[Key] = []
-        self._jobs: dict[Key, Future[Outcome]] = {}
+        self._jobs: dict[Key, Future[Settled]] = {}
 
     def add(self, key: Key, problem: Problem) -> None:
         """Keep a problem until there are enough of them for the device."""

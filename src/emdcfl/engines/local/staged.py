@@ -29,13 +29,13 @@ class Awaited(Protocol):
     def result(self) -> Outcome: ...
 
 
-Result = Outcome | Awaited
+WorkResult = Outcome | Awaited
 
 BATCHES, AT_ONCE, MIN_GROUP, MAX_GROUP = 3, 2, 8, 32
 """For tasks whose works overlap with the caller: client batches aimed at, batches under way, and the least and most clients of one."""
 
 
-def _is_awaited(result: Result) -> TypeGuard[Awaited]:
+def _is_awaited(result: WorkResult) -> TypeGuard[Awaited]:
     """Tell a result still being computed from an outcome, whatever type a method's own work returns."""
     return not isinstance(result, (dict, Exception)) and hasattr(result, "result")
 
@@ -67,7 +67,7 @@ class RunningTask:
         except Exception as error:
             self._end(error)
 
-    def resume(self, results: Sequence[Result]) -> None:
+    def resume(self, results: Sequence[WorkResult]) -> None:
         assert self.running is not None
         outcomes: list[Any] = [result.result() if _is_awaited(result) else result for result in results]
         try:
@@ -95,7 +95,7 @@ class StagedFederation(SequentialFederation):
     """Most numbers of model state computed before the caller gets their replies, which bounds memory."""
 
     @abstractmethod
-    def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[Result]:
+    def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[WorkResult]:
         """Return for every work its result, the exception it raised, or an ``Awaited`` with either."""
 
     def _overlaps(self, info: TaskInfo) -> bool:
@@ -137,7 +137,7 @@ class StagedFederation(SequentialFederation):
 class ClientBatch:
     """Clients that are taken through a task together; their first works begin at once."""
 
-    def __init__(self, tasks: Sequence[RunningTask], compute: Callable[[Sequence[tuple[Client, Work]]], Sequence[Result]]) -> None:
+    def __init__(self, tasks: Sequence[RunningTask], compute: Callable[[Sequence[tuple[Client, Work]]], Sequence[WorkResult]]) -> None:
         self.tasks, self._compute = tasks, compute
         self._begin()
 
@@ -158,4 +158,4 @@ class ClientBatch:
     def _begin(self) -> None:
         self._waiting = [task for task in self.tasks if task.outcome is None]
         works = [(task.client, work) for task in self._waiting for work in task.works]
-        self._results: Sequence[Result] = self._compute(works) if works else []
+        self._results: Sequence[WorkResult] = self._compute(works) if works else []

@@ -1,7 +1,7 @@
 r"""Grouping by benefit: transport distances propose groups, the members' validation losses decide where a split pays.
 
 Two trees over the members of a cluster propose subsets: average linkage of :math:`\max(W, W^\top, 0)` and of the cosine distances between
-updates. All members began the round with one model, so the average :math:`\theta_S` of any subset's trained states is a model too. Bottom up,
+updates. All members began the round with one model, so the average :math:`\theta_S` of any subset's trained states is a model. Bottom up,
 a node S keeps the best partition below it, :math:`S = \bigcup_k S_k`, if that lowers the members' validation loss :math:`\ell` (cut at
 ``LOSS_CUT``) by more than chance:
 
@@ -32,7 +32,7 @@ from emdcfl.clustering import links
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.emdcfl.member_losses import MemberLosses, ask_losses
 from emdcfl.methods.emdcfl.pairing import EMDCFLState
-from emdcfl.methods.emdcfl.proposals import Cell, Merge, Tree, key, known, tree, tree_of_columns, updates_apart
+from emdcfl.methods.emdcfl.proposals import Cell, Merge, Tree, fill_unknown, key, tree, tree_of_columns, updates_apart
 from emdcfl.methods.emdcfl.settings import Options
 
 MODELS_AT_ONCE = 16
@@ -80,14 +80,14 @@ def examine(
     """Divide one cluster's members where it pays."""
     trees = _proposals(fed, state, members, local, round)
     if round.index == 1 and not state.by_rows:
-        put_off = _alike(state, trees)
-        trees = {name: tree.cut(put_off) for name, tree in trees.items()}
-    trees = {name: tree for name, tree in trees.items() if tree.merges}
+        put_off = _linked_sides(state, trees)
+        trees = {name: proposed.cut(put_off) for name, proposed in trees.items()}
+    trees = {name: proposed for name, proposed in trees.items() if proposed.merges}
     if not trees:
         return Examined([key(members)], [])
     losses = ask_losses(fed, _cells(trees), local, state.n)
     about = {"round": round.index, "evidence": options.evidence}
-    candidates = [_pruned(tree.merges, losses, {**about, "proposal": name}) for name, tree in trees.items()]
+    candidates = [_pruned(proposed.merges, losses, {**about, "proposal": name}) for name, proposed in trees.items()]
     candidates.sort(key=lambda candidate: len(candidate.cells))
     best = candidates[0]
     for finer in candidates[1:]:
@@ -96,11 +96,11 @@ def examine(
     return best
 
 
-def _alike(state: EMDCFLState, trees: Mapping[str, Tree]) -> set[Cell]:
+def _linked_sides(state: EMDCFLState, trees: Mapping[str, Tree]) -> set[Cell]:
     """Return the nodes whose two sides follow the same law as far as W can tell: most pairs across are linked."""
     at = {c: i for i, c in enumerate(state.clients)}
     M = links(state.W.numpy(), state.epsilon.numpy())
-    merges = [merge for tree in trees.values() for merge in tree.merges]
+    merges = [merge for proposed in trees.values() for merge in proposed.merges]
     return {key(a + b) for a, b in merges if M[np.ix_([at[c] for c in a], [at[c] for c in b])].mean() > 0.5}
 
 
@@ -109,10 +109,10 @@ def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], loca
     at = [where[c] for c in members]
     trees = {}
     if state.rows:
-        trees["transport"] = tree_of_columns(known(state.W[:, at].numpy()), members)
+        trees["transport"] = tree_of_columns(fill_unknown(state.W[:, at].numpy()), members)
     elif not state.by_rows:
         W = state.W[at][:, at].numpy()
-        trees["transport"] = tree(known(np.maximum(np.maximum(W, W.T), 0.0)), [(c,) for c in members])
+        trees["transport"] = tree(fill_unknown(np.maximum(np.maximum(W, W.T), 0.0)), [(c,) for c in members])
     rng = round.generator(f"representatives of {members[0]}'s cluster")
     start = fed.near({c: state.start(c) for c in members})
     apart, few = updates_apart(fed.layout, [local[c] for c in members], [start[c].to(local[c].device) for c in members], rng)
@@ -125,11 +125,11 @@ def _cells(trees: Mapping[str, Tree]) -> list[Cell]:
     return list(dict.fromkeys([*leaves, *(key(a + b) for proposed in trees.values() for a, b in proposed.merges)]))
 
 
-def _pruned(tree: Sequence[Merge], losses: MemberLosses, about: Mapping[str, Any]) -> Examined:
+def _pruned(merges: Sequence[Merge], losses: MemberLosses, about: Mapping[str, Any]) -> Examined:
     """Bottom up, keep what lies below a node only where it pays."""
     below: dict[Cell, list[Cell]] = {}
     weighed: dict[Cell, dict[str, Any]] = {}
-    for left, right in tree:
+    for left, right in merges:
         node = key(left + right)
         fine = below.get(left, [left]) + below.get(right, [right])
         pays = losses.pays([node], fine, about["evidence"])
@@ -148,7 +148,7 @@ def _chosen_by_validation(fed: Federation, clients: Sequence[str], state: EMDCFL
     largest = max(range(len(state.sets)), key=lambda k: len(state.sets[k]))
     losses: dict[str, list[float]] = {c: [] for c in clients}
     for models in state.models.split(MODELS_AT_ONCE) if clients else ():
-        replies = fed.evaluate([c for c in clients if fed.exclusion_reason(c) is None], models)
+        replies = fed.evaluate(clients, models)
         for c in clients:
             table = replies.valid[c]["table"][:, 0] if c in replies.valid else torch.full((len(models),), torch.inf)
             losses[c] += table.tolist()

@@ -109,8 +109,7 @@ class Comparison:
         entries: dict[Pair, PairDistance] = {}
         epsilon: dict[Pair, float] = {}
         offers: dict[Pair, bytes] = {}
-        problems = self.problems
-        use = self.settings
+        problems, use = self.problems, self.settings
         with SolverPool() as pool:
             problem: dict[str, Any] = {"cost": use.cost, "solver": use.solver, "reg": use.sinkhorn_reg, "label_weight": use.label_weight}
             wanted = "precise" if self.options.by_benefit and self.options.distances == "needed" else self.options.distances

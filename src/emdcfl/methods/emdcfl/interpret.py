@@ -122,12 +122,17 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
     """Interpret clusters that validation losses decided: what the splits gain, and what one more would."""
     tops = [s for s in splits if not any(s["round"] == t["round"] and set(s["members"]) < set(t["members"]) for t in splits)]
     sentences = [
-        f"round {s['round']}: {_instead(s['cells'])} instead of one for {names(s['members'])} give {_gain(s)}" for s in tops if s["pays"]
+        f"round {s['round']}: {len(s['cells'])} groups{'' if any(len(cell) > 1 for cell in s['cells']) else ' of one site each'} "
+        f"instead of one for {names(s['members'])} give {_gain(s)}"
+        for s in tops
+        if s["pays"]
     ]
     if not sentences:
         best = max(tops, key=lambda s: float(s["gain"]), default=None)
-        none = "no division of the clients was tried yet: as far as round 1 tells, their data do not differ"
-        sentences = [none if best is None else f"no division of the clients pays (the best one found: {_gain(best)}{_despite(best)})"]
+        sentences = ["no division of the clients was tried yet: as far as round 1 tells, their data do not differ"]
+        if best is not None:
+            despite = f", but {_why_not(best)}" if _beyond_chance(best) else ""
+            sentences = [f"no division of the clients pays (the best one found: {_gain(best)}{despite})"]
     about, borderline = {}, []
     for k, members in members_of(clusters).items():
         own = [clients[i] for i in members]
@@ -136,15 +141,10 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
     for s in tops:
         if s["error"] > 0 and NEARLY < s["gain"] / s["error"] / s["evidence"] < 1 / NEARLY:
             borderline += s["decided_by"]
+    borderline = list(dict.fromkeys(borderline))
     if borderline:
-        what = f"borderline: {names(list(dict.fromkeys(borderline)))} (a gain near {tops[0]['evidence']:g} standard errors decides)"
-        sentences.append(what)
-    found = margins(distances.W, distances.shown(clusters))
-    return Interpretation(False, found, list(dict.fromkeys(borderline)), [], 0, sentences, about, [], splits)
-
-
-def _instead(cells: Sequence[Sequence[str]]) -> str:
-    return f"{len(cells)} groups{'' if any(len(members) > 1 for members in cells) else ' of one site each'}"
+        sentences.append(f"borderline: {names(borderline)} (a gain near {tops[0]['evidence']:g} standard errors decides)")
+    return Interpretation(False, margins(distances.W, distances.shown(clusters)), borderline, [], 0, sentences, about, [], splits)
 
 
 def _gain(split: Mapping[str, Any]) -> str:
@@ -160,11 +160,6 @@ def _why_not(split: Mapping[str, Any]) -> str:
     if not _beyond_chance(split):
         return "that may be chance"
     return "it rests on one client alone" if split.get("noticed", True) else "of so many clients, too little to be noticed"
-
-
-def _despite(split: Mapping[str, Any]) -> str:
-    """Say why a gain that is larger than chance does not count."""
-    return f", but {_why_not(split)}" if _beyond_chance(split) else ""
 
 
 def _beyond_chance(split: Mapping[str, Any]) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.schema import Reply
@@ -112,19 +111,19 @@ class PairProblems:
     def add_row(self, screen: Screen, row: str) -> None:
         """Give the screen a row client's own sample."""
         reply = self.references[row]
-        some = next(iter(reply["samples"].values()))
-        screen.row(row, some.numpy(), tau=self.own_tau(row), epsilon=0.0, labels=self._labels(row))
+        screen.row(row, next(iter(reply["samples"].values())).numpy(), tau=self.own_tau(row), epsilon=0.0, labels=self._labels(row))
 
     def add(self, screen: Screen, row: str, column: str, reply: Reply) -> float:
         """Give the screen a column client's sample under a row client's model; returns the tolerance it is compared with."""
         m, sample = self.block(row, column), reply["samples"][row]
         matched = reply.get("matched", {}).get(row, 0)
         blocks = matched or self.blocks_in(row, column, len(sample))
-        own = None if ROW in self.references[row]["samples"] else self._of("samples", row, column).numpy()
+        own = None if ROW in self.references[row]["samples"] else self.own_sample(row, column)
         labels = reply["labels"][: blocks * m].numpy() if "labels" in reply else None
         epsilon = self.epsilon(row, column, blocks, matched=matched > 0)
-        special = {"epsilon": epsilon, "tau": self.tau(row, column), "a": own}
-        screen.add(row, column, _shown(sample[: blocks * m]), labels=labels, blocks=blocks, **special)
+        shown: Any = sample[: blocks * m]
+        shown = shown.numpy() if shown.device.type == "cpu" else shown  # an engine may have left it on a GPU
+        screen.add(row, column, shown, labels=labels, blocks=blocks, epsilon=epsilon, tau=self.tau(row, column), a=own)
         return epsilon
 
     def self_distance(self, row: str, reply: Reply) -> float:
@@ -146,11 +145,6 @@ class PairProblems:
     def _labels(self, row: str) -> Any:
         labels = self.references[row].get("labels")
         return None if labels is None else labels.numpy()
-
-
-def _shown(sample: Tensor) -> Any:
-    """Return a sample for the screen: one that an engine left on a GPU stays there."""
-    return sample.numpy() if sample.device.type == "cpu" else sample
 
 
 class ManyBounds:

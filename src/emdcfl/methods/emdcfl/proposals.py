@@ -88,44 +88,44 @@ def tree(distances: Array, cells: Sequence[Sequence[str]]) -> Tree:
 def tree_of_columns(F: Array, members: Sequence[str]) -> Tree:
     """Average linkage of clients, or of cells around those farthest apart, by their columns."""
     if len(members) <= SINGLE:
-        return tree(_alike(F, F), [(c,) for c in members])
-    centres = spread(F, [], REPRESENTATIVES)
-    near = _alike(F[:, centres], F)
+        return tree(_differences(F, F), [(c,) for c in members])
+    centres = farthest_first(F, [], REPRESENTATIVES)
+    near = _differences(F[:, centres], F)
     near[np.arange(len(centres)), centres] = -1.0  # a centre lies in its own cell, also beside an equal one
     label = near.argmin(axis=0)
     cells = [[members[i] for i in np.flatnonzero(label == k).tolist()] for k in range(len(centres))]
-    return tree(_alike(F[:, centres], F[:, centres]), cells)
+    return tree(_differences(F[:, centres], F[:, centres]), cells)
 
 
-def spread(F: Array, chosen: Sequence[int], most: int, radius: float = -1.0) -> list[int]:
+def farthest_first(F: Array, chosen: Sequence[int], most: int, radius: float = -1.0) -> list[int]:
     """Return up to ``most`` columns, beginning with those chosen, each of the others the one farthest from all before.
 
     No more are taken once every column lies within ``radius`` of one of them.
 
     Examples
     --------
-    >>> spread(np.array([[0.0, 0.1, 5.0, 5.1, 9.0]]), [0], 3)
+    >>> farthest_first(np.array([[0.0, 0.1, 5.0, 5.1, 9.0]]), [0], 3)
     [0, 4, 2]
-    >>> spread(np.array([[0.0, 0.1, 5.0, 5.1, 9.0]]), [0], 5, radius=0.2)
+    >>> farthest_first(np.array([[0.0, 0.1, 5.0, 5.1, 9.0]]), [0], 5, radius=0.2)
     [0, 4, 2]
     """
     found = list(chosen) or [int(np.abs(F - np.median(F, axis=1, keepdims=True)).mean(axis=0).argmin())]
-    nearest = _alike(F[:, found], F).min(axis=0)
+    nearest = _differences(F[:, found], F).min(axis=0)
     nearest[found] = -1.0
     while len(found) < min(most, F.shape[1]) and nearest.max() > radius:
         found.append(int(nearest.argmax()))
-        nearest = np.minimum(nearest, _alike(F[:, found[-1:]], F)[0])
+        nearest = np.minimum(nearest, _differences(F[:, found[-1:]], F)[0])
         nearest[found[-1]] = -1.0
     return found
 
 
-def _alike(F: Array, G: Array) -> Array:
+def _differences(F: Array, G: Array) -> Array:
     """Mean absolute differences between the columns of two matrices."""
     return np.stack([np.abs(F[:, i, None] - G).mean(axis=0) for i in range(F.shape[1])])
 
 
-def known(D: Array) -> Array:
-    """Fill in what is not known: as far as anybody."""
+def fill_unknown(D: Array) -> Array:
+    """Replace unknown distances by the largest known one."""
     finite = np.isfinite(D)
     return np.where(finite, D, D[finite].max(initial=1.0))
 
@@ -149,12 +149,12 @@ def choose(
     rows = list(before) or sorted(int(i) for i in rng.permutation(count)[:FIRST])
     F = measure(rows) if F is None or not before else F
     while len(rows) < min(REPRESENTATIVES, count):
-        filled, most = known(F), min(2 * len(rows), REPRESENTATIVES)
-        nearest = np.delete(_alike(filled[:, rows], filled).min(axis=0), rows)
-        wanted = len(spread(filled, rows, most, COVERED * float(np.median(nearest))))
+        filled, most = fill_unknown(F), min(2 * len(rows), REPRESENTATIVES)
+        nearest = np.delete(_differences(filled[:, rows], filled).min(axis=0), rows)
+        wanted = len(farthest_first(filled, rows, most, COVERED * float(np.median(nearest))))
         if wanted == len(rows):
             break
-        new = spread(filled, rows, min(max(wanted, len(rows) + MIN_NEW), most))[len(rows) :]
+        new = farthest_first(filled, rows, min(max(wanted, len(rows) + MIN_NEW), most))[len(rows) :]
         F, rows = np.concatenate([F, measure(new)]), rows + new
     return rows, F
 

@@ -45,7 +45,7 @@ def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: CompareSetti
             _check_names(reply["samples"], [], "samples")
         else:
             _check_samples(reply, [ROW] if mode in ("row", "none") else partners, None, settings)
-        for name, limit in zip(("tau", "variance"), _limits(settings), strict=True):
+        for name, limit in _limits(settings).items():
             _check_names(reply[name], [] if again else partners if mode == "pair" else [ROW], name)
             found = max((float(values.max()) for values in reply[name].values() if values.numel()), default=0.0)
             if found > limit:
@@ -67,12 +67,10 @@ def _check_boxes(boxes: Iterable[bytes], *, longer: bool) -> None:
         raise ClientError(f"expected boxes of {BOX} bytes{' and the class counts' if longer else ''}, got {lengths}")
 
 
-def _limits(settings: CompareSettings) -> tuple[float, float]:
+def _limits(settings: CompareSettings) -> dict[str, float]:
     """Largest τ, and variance of a dual potential, that the ground cost allows: its diameter, and the diameter squared."""
-    if settings.cost == "euclidean":
-        return math.inf, math.inf
-    diameter = 2.0 + (settings.label_weight if settings.labelled else 0.0)
-    return diameter + 1e-6, diameter**2
+    diameter = math.inf if settings.cost == "euclidean" else 2.0 + (settings.label_weight if settings.labelled else 0.0)
+    return {"tau": diameter + 1e-6, "variance": diameter**2}
 
 
 def _unrefused(reply: Reply, asked: Sequence[str]) -> list[str]:
@@ -125,10 +123,9 @@ def recalibrated_verifier(asked: Mapping[str, Mapping[str, Any]], settings: Comp
         partners = _unrefused(reply, list(asked[row]["offers"]))
         for name in ("size", "tau", "variance", "within", "freedom"):
             _check_names(reply[name], partners, name)
-        limits = dict(zip(("tau", "variance"), _limits(settings), strict=True))
         for d in partners:
             size, m = reply["size"][d], asked[row]["m"][d]
-            if size >= m or reply["freedom"][d] >= size or any(reply[name][d] > limit for name, limit in limits.items()):
+            if size >= m or reply["freedom"][d] >= size or any(reply[name][d] > limit for name, limit in _limits(settings).items()):
                 raise ClientError(f"expected τ of fewer than {m} samples in common with {d!r}, got values that do not fit, at {size}")
 
     return verify

@@ -1,8 +1,8 @@
 r"""The client side of EMD-CFL: what a client computes locally and what it sends, projected.
 
 ``reference`` answers for the client as *row*: its train sample under its own model, projected; the reference distance :math:`\tau_c` with
-its variance; and the seed of its projection, sealed for each partner. ``project`` answers for the client as *column*: its sample embedded by
-each partner's :math:`\omega` and projected with that partner's :math:`R`. The server holds neither R nor its seed. A client names the
+its variance; and the seed of its projection, sealed for each partner. ``project`` answers for the client as *column*: its sample embedded
+by each partner's :math:`\omega` and projected with that partner's :math:`R`. The server holds neither R nor its seed. A client names the
 partners whose key or box it cannot use under ``refused``. ``recalibrate`` computes :math:`\tau_c` again at the class counts in common with
 partners who are short of some class (see ``sampling``). ``deposit`` replaces ``project`` where the server may see raw samples.
 
