@@ -110,11 +110,9 @@ class CudaFederation(StagedFederation):
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[WorkResult]:
         results: dict[int, WorkResult] = {}
         results |= self._fits([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Fit)])
-        scores = [(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Score)]
-        if scores:
+        if scores := [(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Score)]:
             results |= score_together(scores, self._samples, self._network)
-        embeds = [(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Embed)]
-        if embeds:
+        if embeds := [(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Embed)]:
             results |= self._embedder.begin(embeds, self._samples)
         for i, (client, work) in enumerate(works):
             if i in results:

@@ -23,6 +23,7 @@ from emdcfl.engines.cuda.layers import (
     SkippedReLU,
     UnbiasedConv2d,
     copy_low,
+    exchange,
     multiply_narrow,
     plain,
     pool_first,
@@ -277,10 +278,7 @@ def exchange_pools(module: nn.Module) -> int:
     """Make the max-pools of a network that ``pool`` can take ``OverlappingPool2d``, in place; returns how many there were."""
     shape = ((3, 2, 1, 1), ((3, 3), (2, 2), (1, 1), (1, 1)))
     pools = [m for m in module.modules() if type(m) is nn.MaxPool2d and plain(m) and not (m.return_indices or m.ceil_mode)]
-    found = [m for m in pools if (m.kernel_size, m.stride, m.padding, m.dilation) in shape]
-    for layer in found:
-        layer.__class__ = OverlappingPool2d
-    return len(found)
+    return exchange([m for m in pools if (m.kernel_size, m.stride, m.padding, m.dilation) in shape], OverlappingPool2d)
 
 
 def _square(layer: nn.Conv2d) -> bool:

@@ -15,7 +15,7 @@ The last two halve the time the paper's CNN takes to embed. Layers that are used
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,6 @@ MAX_CHANNELS = 4
 
 ALIGNMENT = 8
 """Patches are padded to a multiple of this many numbers, which is 16 bytes in bfloat16."""
-
 
 SMALL_PATCH = 32
 """Largest patch for which a narrow convolution is a matrix product without compilation too."""
@@ -90,10 +89,7 @@ class FoldedConv2d(nn.Conv2d):
 def fold_strided(module: nn.Module) -> int:
     """Fold the narrow convolutions of a network that have a stride and large patches, in place; returns how many there were."""
     narrow = [layer for layer in module.modules() if is_narrow(layer)]
-    found = [layer for layer in narrow if layer.stride in ((2, 2), (3, 3)) and _patch(layer) > SMALL_PATCH]
-    for layer in found:
-        layer.__class__ = FoldedConv2d
-    return len(found)
+    return exchange([layer for layer in narrow if layer.stride in ((2, 2), (3, 3)) and _patch(layer) > SMALL_PATCH], FoldedConv2d)
 
 
 class StridedConv2d(nn.Conv2d):
@@ -108,10 +104,14 @@ class StridedConv2d(nn.Conv2d):
 def multiply_strided(module: nn.Module) -> int:
     """Turn the 1×1 convolutions of a network that have a stride into matrix products, in place; returns how many there were."""
     found = [layer for layer in module.modules() if type(layer) is nn.Conv2d and layer.stride != (1, 1)]
-    found = [layer for layer in found if (layer.kernel_size, layer.padding, layer.groups) == ((1, 1), (0, 0), 1)]
-    for layer in found:
-        layer.__class__ = StridedConv2d
-    return len(found)
+    return exchange([layer for layer in found if (layer.kernel_size, layer.padding, layer.groups) == ((1, 1), (0, 0), 1)], StridedConv2d)
+
+
+def exchange(layers: Sequence[nn.Module], kind: type[nn.Module]) -> int:
+    """Make layers those of another kind, in place; returns how many there were."""
+    for layer in layers:
+        layer.__class__ = kind
+    return len(layers)
 
 
 def _patch(layer: nn.Module) -> int:
@@ -124,10 +124,7 @@ def multiply_narrow(module: nn.Module, *, patch: int | None = None) -> int:
 
     Convolutions with more than ``patch`` numbers per patch stay as they are: without compilation, writing the patches costs too much.
     """
-    found = [layer for layer in module.modules() if is_narrow(layer) and (patch is None or _patch(layer) <= patch)]
-    for layer in found:
-        layer.__class__ = NarrowConv2d
-    return len(found)
+    return exchange([layer for layer in module.modules() if is_narrow(layer) and (patch is None or _patch(layer) <= patch)], NarrowConv2d)
 
 
 class UnbiasedConv2d(nn.Conv2d):

@@ -48,13 +48,6 @@ class Plan:
     scale: Tensor
     last: Tensor
 
-    @classmethod
-    def empty(cls, steps: int, width: int, device: torch.device) -> Plan:
-        shape = (steps, width)
-        return cls(
-            torch.zeros(shape, dtype=torch.int64, device=device), torch.zeros(shape, device=device), torch.zeros(shape, device=device)
-        )
-
 
 class StreamTrainer:
     """A stream, a network of its own (on the GPU, convolutions in channels-last order), and the graphs of its SGD step.
@@ -81,7 +74,8 @@ class StreamTrainer:
         if full:
             exchange_pools(module)
         self.stream = torch.cuda.Stream(device)
-        self.plan = Plan.empty(steps, width, device)
+        index = torch.zeros(steps, width, dtype=torch.int64, device=device)
+        self.plan = Plan(index, torch.zeros_like(index, dtype=torch.float32), torch.zeros_like(index, dtype=torch.float32))
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.total = torch.zeros((), device=device)
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
