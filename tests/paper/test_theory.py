@@ -30,8 +30,8 @@ def test_every_bound_holds_on_random_problems(problem: tuple[int, int, int, int,
     rng = np.random.default_rng(seed)
     i, j = sample(rng, n, d, 3), sample(rng, m, d, 3, shift)
     h, other = head(rng, d, 3, scale), head(rng, d, 3)
-    assert theory.disagreement_bound(h, other, i.z, j.z).holds
-    assert theory.disagreement_bound(h, other, j.z, i.z).holds
+    assert theory.disagreement_bound(h, other, i, j).holds
+    assert theory.disagreement_bound(h, other, j, i).holds
     alpha = float(rng.uniform())
     assert theory.merging_bound(h, i, j, alpha, [other]).holds
     assert theory.ensemble_bound(h, other, i, j, alpha, [other, h]).holds

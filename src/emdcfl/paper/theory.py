@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,10 +68,6 @@ class Head:
         r"""Return :math:`L = \tfrac12\|A\|_2`: the Jacobian of softmax has spectral norm at most ½."""
         return 0.5 * float(np.linalg.norm(self.weight.astype(np.float64), 2))
 
-    @property
-    def classes(self) -> int:
-        return len(self.bias)
-
 
 @dataclass(frozen=True)
 class Ensemble:
@@ -85,27 +81,16 @@ class Ensemble:
         """Return class probabilities ``(n, K)``."""
         return np.asarray(self.alpha * self.first(z) + (1 - self.alpha) * self.second(z))
 
-    @property
-    def lipschitz(self) -> float:
-        """Return the same convex combination of the heads' constants."""
-        return self.alpha * self.first.lipschitz + (1 - self.alpha) * self.second.lipschitz
 
-    @property
-    def classes(self) -> int:
-        return self.first.classes
+def residuals(h: Head | Ensemble, sample: Sample) -> Array:
+    """Return :math:`h(z) - e_y` of every sample, ``(n, K)``."""
+    p = h(sample.z)
+    return p - np.eye(p.shape[1])[sample.y]
 
 
-Hypothesis = Head | Ensemble
-
-
-def disagreement(h: Hypothesis, other: Hypothesis, z: Array) -> float:
-    r"""Return :math:`\epsilon_c(h, h') = \mathbb E\|h(z) - h'(z)\|`."""
-    return float(np.linalg.norm(h(z) - other(z), axis=1).mean())
-
-
-def error(h: Hypothesis, sample: Sample) -> float:
+def error(h: Head | Ensemble, sample: Sample) -> float:
     r"""Return :math:`\epsilon_c(h) = \mathbb E\|h(z) - e_y\|`: 0 for sure and right, :math:`\sqrt2` for sure and wrong."""
-    return float(np.linalg.norm(h(sample.z) - np.eye(h.classes)[sample.y], axis=1).mean())
+    return float(np.linalg.norm(residuals(h, sample), axis=1).mean())
 
 
 def w1(a: Array, b: Array) -> float:
@@ -115,11 +100,11 @@ def w1(a: Array, b: Array) -> float:
 
 @dataclass(frozen=True)
 class Bound:
-    """A measured quantity, the bound above it, and the terms the bound is the sum of."""
+    """A measured quantity, the bound above it, and the terms it is the sum of, where there are several."""
 
     measured: float
     bound: float
-    terms: dict[str, float]
+    terms: dict[str, float] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -127,13 +112,14 @@ class Bound:
         return self.measured <= self.bound + 1e-5 * max(1.0, abs(self.bound))
 
 
-def disagreement_bound(h: Hypothesis, other: Hypothesis, i: Array, j: Array) -> Bound:
+def disagreement_bound(h: Head, other: Head, i: Sample, j: Sample) -> Bound:
     r"""Evaluate :math:`\epsilon_i(h,h') \le \epsilon_j(h,h') + (L_h + L_{h'})\,W_1`; the paper writes 2L for the larger L twice."""
-    terms = {"disagreement there": disagreement(h, other, j), "transport": (h.lipschitz + other.lipschitz) * w1(i, j)}
-    return Bound(disagreement(h, other, i), sum(terms.values()), terms)
+    here, there = (float(np.linalg.norm(h(s.z) - other(s.z), axis=1).mean()) for s in (i, j))
+    terms = {"disagreement there": there, "transport": (h.lipschitz + other.lipschitz) * w1(i.z, j.z)}
+    return Bound(here, sum(terms.values()), terms)
 
 
-def merging_bound(h: Hypothesis, i: Sample, j: Sample, alpha: float, ideals: Sequence[Head], distance: float | None = None) -> Bound:
+def merging_bound(h: Head, i: Sample, j: Sample, alpha: float, ideals: Sequence[Head], distance: float | None = None) -> Bound:
     r"""Evaluate the bound on :math:`\epsilon_T(h)`, with the head among ``ideals`` that makes it smallest.
 
     Every :math:`h^*` gives a valid bound, so candidates may trade a small λ for a small Lipschitz constant.
@@ -142,18 +128,14 @@ def merging_bound(h: Hypothesis, i: Sample, j: Sample, alpha: float, ideals: Seq
         raise DataError(f"expected a share alpha between 0 and 1, got {alpha}")
     distance = w1(i.z, j.z) if distance is None else distance
     crossed = alpha * error(h, j) + (1 - alpha) * error(h, i)
-    found = []
-    for ideal in ideals:
-        terms = {
-            "crossed errors": crossed,
-            "transport": (h.lipschitz + ideal.lipschitz) * distance,
-            "lambda": error(ideal, i) + error(ideal, j),
-        }
-        found.append((sum(terms.values()), terms))
-    if not found:
+    if not ideals:
         raise DataError("expected at least one candidate for the ideal head, got none; see ideal_heads")
-    bound, terms = min(found, key=lambda pair: pair[0])
-    return Bound(alpha * error(h, i) + (1 - alpha) * error(h, j), bound, terms)
+    candidates = [
+        {"crossed errors": crossed, "transport": (h.lipschitz + ideal.lipschitz) * distance, "lambda": error(ideal, i) + error(ideal, j)}
+        for ideal in ideals
+    ]
+    terms = min(candidates, key=lambda terms: sum(terms.values()))
+    return Bound(alpha * error(h, i) + (1 - alpha) * error(h, j), sum(terms.values()), terms)
 
 
 def ensemble_bound(
@@ -170,8 +152,7 @@ def ensemble_bound(
 
 def gradient(head: Head, sample: Sample) -> Array:
     r"""Return the mean gradient of cross-entropy with respect to (A, b): :math:`\mathbb E\,(h(z) - e_y)(z, 1)^\top`, ``(K, d + 1)``."""
-    residual = head(sample.z) - np.eye(head.classes)[sample.y]
-    return np.asarray(residual.T @ _with_one(sample.z) / len(sample.y))
+    return np.asarray(residuals(head, sample).T @ _with_one(sample.z) / len(sample.y))
 
 
 def gradient_bound(head: Head, i: Sample, j: Sample) -> Bound:
@@ -183,22 +164,14 @@ def gradient_bound(head: Head, i: Sample, j: Sample) -> Bound:
     r = max(float(np.linalg.norm(_with_one(s.z), axis=1).max()) for s in (i, j))
     slope, jump = head.lipschitz * r + math.sqrt(2), math.sqrt(2) * r
     cost = slope * cost_matrix(i.z, j.z, cost="euclidean").astype(np.float64) + jump * (i.y[:, None] != j.y[None, :])
-    measured = float(np.linalg.norm(gradient(head, i) - gradient(head, j)))
-    value = exact(cost).value
-    return Bound(measured, value, {"transport with labels": value, "M": slope})
+    return Bound(float(np.linalg.norm(gradient(head, i) - gradient(head, j))), exact(cost).value)
 
 
 def parameter_bound(head: Head, i: Sample, j: Sample, kappa: float) -> Bound:
     r"""Evaluate :math:`\|\phi_i - \phi_j\| \le \kappa\,W_M` after one gradient step of length κ each from ``head``."""
-    steps = [_stepped(head, s, kappa) for s in (i, j)]
-    apart = np.concatenate([(steps[0].weight - steps[1].weight).ravel(), steps[0].bias - steps[1].bias])
-    gradients = gradient_bound(head, i, j)
-    return Bound(float(np.linalg.norm(apart)), kappa * gradients.bound, {"kappa": kappa, **gradients.terms})
-
-
-def _stepped(head: Head, sample: Sample, kappa: float) -> Head:
-    step = gradient(head, sample)
-    return Head(head.weight - kappa * step[:, :-1], head.bias - kappa * step[:, -1])
+    start = np.column_stack([head.weight, head.bias])
+    one, two = (start - kappa * gradient(head, s) for s in (i, j))
+    return Bound(float(np.linalg.norm(one - two)), kappa * gradient_bound(head, i, j).bound)
 
 
 def _with_one(z: Array) -> Array:
