@@ -8,7 +8,7 @@ from tests.methods.toy import run, toy, truth
 
 from emdcfl.clustering import adjusted_rand, cut
 from emdcfl.core.params import squared_distances
-from emdcfl.methods.shared.vectors import sets_of, update_gram
+from emdcfl.methods.shared.vectors import update_gram
 
 
 @pytest.mark.parametrize("scope", ["P", "F", "H", "state"])
@@ -43,10 +43,6 @@ def test_equal_states_have_equal_rows():
     assert torch.equal(G, G.T)
     D = squared_distances(G).sqrt().numpy()
     assert cut(D, 1.0).tolist() == [i % 3 for i in range(40)]
-
-
-def test_sets_leave_out_clients_without_a_label():
-    assert sets_of("abc", {"c": 0, "a": 0}, 2) == [["a", "c"], []]
 
 
 @pytest.mark.slow

@@ -1,7 +1,11 @@
 """Every method, one file each. Dropping a file with a ``@register``-ed class into this package adds a method."""
 
-from emdcfl.methods.base import METHODS, Distances, Method, Serving, discover, find, make
+import importlib
+import pkgutil
 
-discover(__name__, __path__)
+from emdcfl.methods.base import METHODS, Distances, Method, Serving, find, make
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = ["METHODS", "Distances", "Method", "Serving", "find", "make"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -72,7 +70,8 @@ class Serving:
 class Method(Protocol):
     """A clustered-learning algorithm. ``State`` is its dataclass of tensors, numbers, strings, and lists and dicts of them.
 
-    A method may also declare ``node_needs`` (``NodeNeeds``); ``late_updates = True`` if a training that comes after its round may count
+    A method may also have ``check()``, which raises ``ConfigError`` if its settings exclude each other, before anything is built; declare
+    ``node_needs`` (``NodeNeeds``); ``late_updates = True`` if a training that comes after its round may count
     in a later one, moved to the model of that round and with less weight (``engine.phase_deadline``); and field values of its presets:
     ``original``, of its own paper and code, and ``reference``, of the EMD-CFL authors' public comparison code.
     """
@@ -95,15 +94,6 @@ class Method(Protocol):
         ...
 
 
-@runtime_checkable
-class Checked(Protocol):
-    """A method whose settings have ranges or exclude each other."""
-
-    def check(self) -> None:
-        """Raise ``ConfigError`` if they do not fit."""
-        ...
-
-
 METHODS: dict[str, type[Method]] = {}
 AnyMethod = TypeVar("AnyMethod", bound=type)
 
@@ -113,12 +103,6 @@ def register(cls: AnyMethod) -> AnyMethod:
     METHODS[cls.name] = cls  # type: ignore[attr-defined]
     NODE_NEEDS[cls.name] = getattr(cls, "node_needs", NodeNeeds())  # type: ignore[attr-defined]
     return cls
-
-
-def discover(package: str, path: Any) -> None:
-    """Import every module of a package, so that dropping a file into it is all it takes to add a method."""
-    for module in pkgutil.iter_modules(path):
-        importlib.import_module(f"{package}.{module.name}")
 
 
 def find(name: str) -> type[Method]:

@@ -25,7 +25,7 @@ from emdcfl.data.types import Scenario, Site
 from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.methods import find, make
-from emdcfl.methods.base import Checked, Method, default_options, preset_values, told_k
+from emdcfl.methods.base import Method, default_options, preset_values, told_k
 from emdcfl.methods.oracle import NO_GROUPS
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
@@ -221,7 +221,7 @@ def _method(config: Config, scenario: Scenario) -> Method:
             "clients, and those that differ would be left out; limit clients with trust.max_share and clip"
         )
     method = make(cls.name, **check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **preset, **options}, "method"))
-    if isinstance(method, Checked):
+    if hasattr(method, "check"):
         method.check()
     return method
 

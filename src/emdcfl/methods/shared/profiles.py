@@ -37,10 +37,6 @@ class CFLGPState(Clustered):
     """Whether K-means has run; before that all clients share model 0."""
 
 
-Vectors = Mapping[str, Mapping[str, Tensor]]
-Numbers = Mapping[str, Mapping[str, float]]
-
-
 @dataclass(frozen=True)
 class Fresh:
     """A new update, not yet subtracted: the profile's part of the state after training and before, and the number of steps."""
@@ -54,9 +50,9 @@ class Fresh:
 class ProfileUpdate:
     """What one round does to the profiles."""
 
-    vectors: Vectors
+    vectors: Mapping[str, Mapping[str, Tensor]]
     """Block → client → :math:`G_c`."""
-    steps: Numbers
+    steps: Mapping[str, Mapping[str, float]]
     """The same running mean of the number of steps."""
     fresh: dict[str, dict[str, Fresh]]
     """Block → client → new update; emptied by ``apply``."""
