@@ -36,7 +36,7 @@ from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.representatives import Pair, by_representatives
 from emdcfl.methods.emdcfl.tolerance import within_classes
-from emdcfl.transport import Decision, QueueFactory, Screen, SolverPool, cost_matrix, exact, quantile, solvers, tolerance
+from emdcfl.transport import Decision, QueueFactory, Screen, SolverPool, Source, cost_matrix, exact, quantile, solvers, tolerance
 from emdcfl.transport.pool import one_blas_thread
 
 EPSILON = 0.025
@@ -64,10 +64,9 @@ def plain(case: Case) -> np.ndarray[Any, Any]:
 
 def ours(case: Case, epsilon: float | dict[int, float], pool: SolverPool, device: str | None = None, distances: str = "needed") -> Decision:
     screen = Screen(pool, distances=distances, queue=None if device is None else on_device(device))
-    for client, a in case.rows.items():
-        screen.row(client, a, tau=case.tau[client], epsilon=epsilon[client] if isinstance(epsilon, dict) else epsilon)
+    sources = {client: Source(a) for client, a in case.rows.items()}
     for (row, column), b in case.columns.items():
-        screen.add(row, column, b)
+        screen.add(row, column, sources[row], b, tau=case.tau[row], epsilon=epsilon[row] if isinstance(epsilon, dict) else epsilon)
     return screen.finish(tuple(case.rows))
 
 
@@ -194,11 +193,9 @@ class Crowd:
         linked: dict[Pair, bool | None] = {}
         for start in range(0, len(pairs), BATCH):
             part, screen = pairs[start : start + BATCH], Screen(pool)
-            for c in sorted({c for pair in part for c in pair}):
-                screen.row(c, self.rows[c], tau=self.tau[c], epsilon=self.epsilon[c])
-            for c, d in part:
-                screen.add(c, d, self.column(c, d))
-                screen.add(d, c, self.column(d, c))
+            sources = {c: Source(self.rows[c]) for pair in part for c in pair}
+            for r, c in (way for pair in part for way in (pair, pair[::-1])):
+                screen.add(r, c, sources[r], self.column(r, c), tau=self.tau[r], epsilon=self.epsilon[r])
             found = screen.finish()
             at = {c: i for i, c in enumerate(found.clients)}
             adjacency = links(found.w, [self.epsilon[c] for c in found.clients])

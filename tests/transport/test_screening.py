@@ -20,6 +20,7 @@ from emdcfl.transport import (
     Decision,
     Screen,
     SolverPool,
+    Source,
     cosine_lower_bounds,
     cost_matrix,
     exact,
@@ -109,10 +110,9 @@ def decide(case: Case, epsilon: Any, pool: SolverPool, **options: Any) -> Decisi
     """Screen all pairs of a case."""
     rows, columns, tau = case
     screen = Screen(pool, **options)
-    for client, a in rows.items():
-        screen.row(client, a, tau=tau[client], epsilon=epsilon[client] if isinstance(epsilon, dict) else epsilon)
+    sources = {client: Source(a) for client, a in rows.items()}
     for (row, column), b in columns.items():
-        screen.add(row, column, b)
+        screen.add(row, column, sources[row], b, tau=tau[row], epsilon=epsilon[row] if isinstance(epsilon, dict) else epsilon)
     return screen.finish(tuple(rows))
 
 
@@ -177,16 +177,10 @@ def test_groups_that_are_clear_need_no_exact_solve() -> None:
     assert (everything.kind[~np.eye(6, dtype=bool)] == EXACT).all()
 
 
-def test_tolerance_per_partner_and_pairs_that_never_came() -> None:
+def test_a_direction_that_never_came_is_unknown() -> None:
     rows, columns, tau = federation(0, 3, equal=True)
     with SolverPool(1) as pool:
-        screen = Screen(pool)
-        for c in range(3):
-            screen.row(c, rows[c], tau=tau[c], epsilon=-9.0)
-        screen.add(0, 1, columns[0, 1], epsilon=9.0)
-        screen.add(1, 0, columns[1, 0], epsilon=9.0)
-        screen.add(0, 2, columns[0, 2], epsilon=9.0)
-        found = screen.finish()
+        found = decide((rows, {pair: columns[pair] for pair in ((0, 1), (1, 0), (0, 2))}, tau), 9.0, pool)
     assert links(found.w, 9.0).tolist() == [[True, True, False], [True, True, False], [False, False, True]]
     assert np.isnan(found.w[2, 0])
     assert found.kind[2, 0] == UNKNOWN
@@ -198,15 +192,9 @@ def test_a_pair_may_have_a_sample_and_a_reference_distance_of_its_own() -> None:
     r = rng.standard_normal((7, 5))
     with SolverPool(1) as pool:
         screen = Screen(pool, distances="all")
-        for c in range(2):
-            screen.row(c, rows[c], tau=tau[c], epsilon=0.5)
-        screen.add(0, 1, columns[0, 1] @ r, a=rows[0] @ r, tau=0.125)
-        screen.add(1, 0, columns[1, 0])
+        screen.add(0, 1, Source(rows[0] @ r), columns[0, 1] @ r, tau=0.125, epsilon=0.5)
+        screen.add(1, 0, Source(rows[1]), columns[1, 0], tau=tau[1], epsilon=0.5)
         w = screen.finish().w
-        other = Screen(pool)
-        other.row(0, rows[0], tau=0.0, epsilon=0.5)
-        with pytest.raises(EmdcflError, match="tau=nan"):
-            other.add(0, 1, columns[0, 1], tau=float("nan"))
     assert w[0, 1] == exact(cost_matrix(rows[0] @ r, columns[0, 1] @ r)).value - 0.125
     assert w[1, 0] == exact(cost_matrix(rows[1], columns[1, 0])).value - tau[1]
 
@@ -232,33 +220,26 @@ def test_label_aware_screening_sees_permuted_labels() -> None:
         with SolverPool(1) as pool:
             screen = Screen(pool, cost=cost)
             for c, labels in ((0, y), (1, 1 - y)):
-                screen.row(c, x, tau=0.0, epsilon=0.025, labels=labels)
-            for c, labels in ((0, y), (1, 1 - y)):
-                screen.add(1 - c, c, x, labels=labels)
+                screen.add(1 - c, c, Source(x, 1 - labels), x, labels=labels, tau=0.0, epsilon=0.025)
             results[cost] = bool(links(screen.finish().w, 0.025)[0, 1])
     assert results == {"cosine": True, "label-aware": False}
 
 
 def test_mistakes_are_named() -> None:
-    x = np.ones((3, 2))
+    x, row = np.ones((3, 2)), Source(np.ones((3, 2)))
+    numbers = {"tau": 0.0, "epsilon": 0.1}
     with SolverPool(2) as pool:
         with pytest.raises(ConfigError, match="did you mean 'needed'"):
             Screen(pool, distances="need")
         screen = Screen(pool)
-        screen.row("a", x, tau=0.0, epsilon=0.1)
-        with pytest.raises(EmdcflError, match="second one for 'a'"):
-            screen.row("a", x, tau=0.0, epsilon=0.1)
         with pytest.raises(EmdcflError, match="tau=nan"):
-            screen.row("b", x, tau=float("nan"), epsilon=0.1)
+            screen.add("b", "a", row, x, tau=float("nan"), epsilon=0.1)
         with pytest.raises(EmdcflError, match="'a' twice"):
-            screen.add("a", "a", x)
-        with pytest.raises(EmdcflError, match=r"row client 'b' first"):
-            screen.add("b", "a", x)
-        screen.row("b", x, tau=0.0, epsilon=0.1)
-        screen.add("b", "a", x)
+            screen.add("a", "a", row, x, **numbers)
+        screen.add("b", "a", row, x, **numbers)
         with pytest.raises(EmdcflError, match="second one of 'a' for 'b'"):
-            screen.add("b", "a", x)
-        screen.add("a", "b", np.full((3, 2), np.nan))
+            screen.add("b", "a", row, x, **numbers)
+        screen.add("a", "b", row, np.full((3, 2), np.nan), **numbers)
         with pytest.raises(DataError, match=r"client 'b' under the model of client 'a'.*NaN"):
             screen.finish()
 

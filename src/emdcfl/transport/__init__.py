@@ -10,7 +10,7 @@ from __future__ import annotations
 from emdcfl.transport.bounds import cosine_lower_bounds, minima
 from emdcfl.transport.calibration import dual_variance, min_samples, quantile, tolerance
 from emdcfl.transport.cost import COSTS, cost_matrix, projected_width, projection, unit
-from emdcfl.transport.pairs import EXACT, LOWER, UNKNOWN, UPPER
+from emdcfl.transport.pairs import EXACT, LOWER, UNKNOWN, UPPER, Source
 from emdcfl.transport.pool import SolverPool
 from emdcfl.transport.screening import Decision, QueueFactory, Screen
 from emdcfl.transport.solvers import SOLVERS, TransportPlan, exact, sinkhorn, solve, warm_up
@@ -26,6 +26,7 @@ __all__ = [
     "TransportPlan",
     "SolverPool",
     "Screen",
+    "Source",
     "QueueFactory",
     "cosine_lower_bounds",
     "cost_matrix",

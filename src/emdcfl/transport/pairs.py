@@ -62,43 +62,32 @@ class Source:
 
 
 @dataclass(frozen=True)
-class RowSample:
-    """A row client: its own sample, reference distance and tolerance."""
+class Problem:
+    """One direction of a pair: the row client's sample, reference distance and tolerance, and the partner's sample ``b``.
+
+    The latter may consist of several equal `blocks`; T is then the mean over the blocks of the transport value.
+    """
 
     source: Source
     tau: float
     epsilon: float
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One direction of a pair, with all that is needed to decide it.
-
-    The partner's sample may consist of several equal `blocks`; T is then the mean over the blocks of the transport value.
-    """
-
-    row: RowSample
     b: Any
     labels: Any
     blocks: int = 1
 
     @property
-    def epsilon(self) -> float:
-        return self.row.epsilon
-
-    @property
     def large(self) -> bool:
         """Whether the solver takes much longer than bounds."""
-        return len(self.row.source.a) * (len(self.b) // self.blocks) > LARGE
+        return len(self.source.a) * (len(self.b) // self.blocks) > LARGE
 
     def check(self, options: TransportOptions) -> None:
         """Raise ``DataError`` if no cost can be computed from the samples, before they are batched with others."""
         self._blocks(self.b)
-        x, y = self.row.source.matrix, sample(self.b, "b")
+        x, y = self.source.matrix, sample(self.b, "b")
         if x.shape[1] == y.shape[1] and options.cost != "label-aware":
             return
         labels = self.labels[:1] if self.labels is not None and len(self.labels) == len(y) else self.labels
-        cost_matrix(x, y[:1], cost=options.cost, labels_a=self.row.source.labels, labels_b=labels)  # raises if anything is wrong
+        cost_matrix(x, y[:1], cost=options.cost, labels_a=self.source.labels, labels_b=labels)  # raises if anything is wrong
 
     def on_host(self) -> Problem:
         """Return the same problem with the partner's sample as an array in host memory, where threads and solvers read it."""
@@ -107,16 +96,16 @@ class Problem:
 
     def units(self) -> Iterator[Array]:
         """The blocks of the partner's sample at unit length."""
-        width = self.row.source.unit.shape[1]
+        width = self.source.unit.shape[1]
         for part in self._blocks(self.b):
             y = sample(part, "b")
             if y.shape[1] != width:
-                cost_matrix(self.row.source.a, y)  # raises
+                cost_matrix(self.source.a, y)  # raises
             yield unit(y)
 
     def costs(self, options: TransportOptions) -> Iterator[Array]:
         """One cost matrix per block; cosines in scratch memory, each overwritten by the next."""
-        source = self.row.source
+        source = self.source
         if options.cost == "cosine":
             for y in self.units():
                 yield cosine_of_units(source.unit, y, out=scratch("cost", (len(source.unit), len(y))))
@@ -167,9 +156,9 @@ def first_bounds(problem: Problem, options: TransportOptions) -> FirstBounds:
     if options.distances != "needed":  # bounds as precise as those of a GPU take threads as long as the solver
         return FirstBounds(_solved(problem, options), None, solved=problem.blocks)
     lows, margin = [], COSINE_SLACK
-    enough = problem.row.tau + problem.epsilon + margin if problem.blocks == 1 else np.inf
-    if options.cost == "cosine" and not problem.row.source.has_zeros:
-        lows = [cosine_minima(problem.row.source.unit, y, enough=enough) for y in problem.units()]
+    enough = problem.tau + problem.epsilon + margin if problem.blocks == 1 else np.inf
+    if options.cost == "cosine" and not problem.source.has_zeros:
+        lows = [cosine_minima(problem.source.unit, y, enough=enough) for y in problem.units()]
     else:
         for cost in problem.costs(options):
             margin = max(margin, slack(cost))
@@ -237,7 +226,7 @@ def judge(low: float, high: float, margin: float, problem: Problem, options: Tra
     With ``distances="precise"``, also with each other: a lower bound of W is settled where the upper one lies near it, on the same side of
     the tolerance.
     """
-    tau = problem.row.tau
+    tau = problem.tau
     if options.distances == "precise":
         w, most = low - margin - tau, high + margin - tau
         near = problem.large and most <= (1 + PRECISE) * w and (w < problem.epsilon) == (most < problem.epsilon)
@@ -250,5 +239,5 @@ def judge(low: float, high: float, margin: float, problem: Problem, options: Tra
 
 
 def _solved(problem: Problem, options: TransportOptions) -> PairOutcome:
-    w = float(np.mean([solve(cost, solver=options.solver, reg=options.reg).value for cost in problem.costs(options)])) - problem.row.tau
+    w = float(np.mean([solve(cost, solver=options.solver, reg=options.reg).value for cost in problem.costs(options)])) - problem.tau
     return PairOutcome(w, EXACT, options.distances == "precise" or bool(w < problem.epsilon))

@@ -25,7 +25,6 @@ from emdcfl.transport.pairs import (
     Key,
     PairOutcome,
     Problem,
-    RowSample,
     Settled,
     Source,
     TransportOptions,
@@ -118,10 +117,8 @@ class Screen:
     >>> x = np.eye(3)
     >>> with SolverPool(1) as pool:
     ...     screen = Screen(pool)
-    ...     for c in ("a", "b"):
-    ...         screen.row(c, x, tau=0.0, epsilon=0.025)
-    ...     screen.add("a", "b", x)
-    ...     screen.add("b", "a", x)
+    ...     screen.add("a", "b", Source(x), x, tau=0.0, epsilon=0.025)
+    ...     screen.add("b", "a", Source(x), x, tau=0.0, epsilon=0.025)
     ...     found = screen.finish()
     >>> bool(found.w[0, 1] < 0.025), found.exact_solves
     (True, 0)
@@ -143,50 +140,27 @@ class Screen:
                 raise ConfigError(f"unknown transport {what} {name!r}; {nearest(name, valid)}")
         options = TransportOptions(cost, solver, reg, label_weight, distances)
         self._queue: Queue = ThreadQueue(pool, options) if queue is None or distances == "all" else queue(pool, options)
-        self._rows: dict[Client, RowSample] = {}
         self._added: set[Key] = set()
 
-    def row(self, client: Client, a: Any, *, tau: float, epsilon: float, labels: Any = None) -> None:
-        """Give a client's own sample (the source of its whole row), its reference distance and its tolerance."""
-        if client in self._rows:
-            raise EmdcflError(f"expected one row sample per client, got a second one for {client!r}")
-        _check(client, tau, epsilon)
-        self._rows[client] = RowSample(Source(a, labels), float(tau), float(epsilon))
-
     def add(
-        self,
-        row: Client,
-        column: Client,
-        b: Any,
-        *,
-        labels: Any = None,
-        epsilon: float | None = None,
-        tau: float | None = None,
-        a: Any = None,
-        blocks: int = 1,
+        self, row: Client, column: Client, source: Source, b: Any, *, tau: float, epsilon: float, labels: Any = None, blocks: int = 1
     ) -> None:
-        """Give the sample of `column` under the model of `row`, whose own sample is known.
+        """Give the own sample of `row` (one object for all its partners is prepared once), and that of `column` under its model.
 
-        `epsilon`, `tau` and `a` replace the row's tolerance, reference distance and sample for this partner (because its sample is
-        smaller, or the pair has a projection of its own). With `blocks` > 1 the sample is cut into that many equal blocks and the
-        transport value is their mean.
+        With `blocks` > 1 the sample ``b`` is cut into that many equal blocks and the transport value is their mean.
         """
         if row == column:
             raise EmdcflError(f"expected two different clients, got {row!r} twice; every client is linked to itself")
-        if row not in self._rows:
-            raise EmdcflError(f"expected the own sample of row client {row!r} first; call row() before add()")
         if (row, column) in self._added:
             raise EmdcflError(f"expected one sample per ordered pair, got a second one of {column!r} for {row!r}")
-        own = self._rows[row]
-        tau, epsilon = own.tau if tau is None else float(tau), own.epsilon if epsilon is None else float(epsilon)
-        _check(row, tau, epsilon)
+        if not (np.isfinite(tau) and np.isfinite(epsilon)):
+            raise EmdcflError(f"expected a finite tau and tolerance from client {row!r}, got tau={tau} and epsilon={epsilon}")
         self._added.add((row, column))
-        source = own.source if a is None else Source(a, own.source.labels)
-        self._queue.add((row, column), Problem(RowSample(source, tau, epsilon), b, labels, blocks))
+        self._queue.add((row, column), Problem(source, float(tau), float(epsilon), b, labels, blocks))
 
     def finish(self, clients: Sequence[Client] | None = None) -> Decision:
         """Wait for the work and return what was found among `clients` (default: all that were named, sorted)."""
-        named = {c for pair in self._added for c in pair} | set(self._rows)
+        named = {c for pair in self._added for c in pair}
         order = tuple(sorted(named, key=lambda c: (isinstance(c, str), c)) if clients is None else clients)
         index = {c: i for i, c in enumerate(order)}
         if unknown := named - set(index):
@@ -196,11 +170,6 @@ class Screen:
         for (row, column), entry in entries.items():
             w[index[row], index[column]], kind[index[row], index[column]] = entry.value, entry.kind
         return Decision(order, w, kind, solves, len(entries))
-
-
-def _check(client: Client, tau: float, epsilon: float) -> None:
-    if not (np.isfinite(tau) and np.isfinite(epsilon)):
-        raise EmdcflError(f"expected a finite tau and tolerance from client {client!r}, got tau={tau} and epsilon={epsilon}")
 
 
 def in_order(key: Key) -> Key:

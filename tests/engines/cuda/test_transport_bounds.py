@@ -16,7 +16,7 @@ from emdcfl.clustering import links
 from emdcfl.core.errors import DataError
 from emdcfl.engines.cuda import transport_bounds, transport_queue
 from emdcfl.engines.cuda.transport_queue import DeviceQueue
-from emdcfl.transport import EXACT, LOWER, UPPER, QueueFactory, Screen, SolverPool, bounds, cost_matrix, exact, pairs
+from emdcfl.transport import EXACT, LOWER, UPPER, QueueFactory, Screen, SolverPool, Source, bounds, cost_matrix, exact, pairs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))]
 
@@ -112,10 +112,9 @@ def test_blocks_and_labels(device: str, cost: str) -> None:
     for queue in (None, on(device)):
         with SolverPool(1) as pool:
             screen = Screen(pool, cost=cost, queue=queue)
-            for c in (0, 1):
-                screen.row(c, samples[c][:40], tau=0.0, epsilon=0.3, labels=labels[c][:40])
-            for c in (0, 1):
-                screen.add(1 - c, c, samples[c], labels=labels[c], blocks=3)
+            for r, c in ((1, 0), (0, 1)):
+                row = Source(samples[r][:40], labels[r][:40])
+                screen.add(r, c, row, samples[c], labels=labels[c], blocks=3, tau=0.0, epsilon=0.3)
             results.append(screen.finish())
     assert np.array_equal(links(results[0].w, 0.3), links(results[1].w, 0.3))
 
@@ -169,10 +168,8 @@ def test_numbers_that_would_overflow_are_far_away_and_end_nothing(device: str | 
     x = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
     with SolverPool(1) as pool:
         screen = Screen(pool, cost="euclidean", distances=distances, queue=on(device) if device else None)
-        for c in (0, 1):
-            screen.row(c, x, tau=1.0, epsilon=0.1)
-        screen.add(0, 1, np.full((15, 4), np.finfo(np.float32).max))
-        screen.add(1, 0, x)
+        screen.add(0, 1, Source(x), np.full((15, 4), np.finfo(np.float32).max), tau=1.0, epsilon=0.1)
+        screen.add(1, 0, Source(x), x, tau=1.0, epsilon=0.1)
         found = screen.finish()
     assert 1e29 < found.w[0, 1] < 1e31 and found.w[1, 0] < 0
 
@@ -181,12 +178,11 @@ def test_numbers_that_would_overflow_are_far_away_and_end_nothing(device: str | 
 def test_a_sample_on_the_device_that_is_no_sample_is_named(device: str) -> None:
     with SolverPool(1) as pool:
         screen = Screen(pool, queue=on(device))
-        for c in ("a", "b"):
-            screen.row(c, np.ones((3, 2)), tau=0.0, epsilon=0.1)
+        row, numbers = Source(np.ones((3, 2))), {"tau": 0.0, "epsilon": 0.1}
         with pytest.raises(DataError, match=r"client 'c' under the model of client 'a'.*one embedding width"):
-            screen.add("a", "c", torch.ones(3, 5, device=device))
-        screen.add("a", "b", torch.full((3, 2), torch.nan, device=device))
-        screen.add("b", "a", torch.ones(3, 2, device=device))
+            screen.add("a", "c", row, torch.ones(3, 5, device=device), **numbers)
+        screen.add("a", "b", row, torch.full((3, 2), torch.nan, device=device), **numbers)
+        screen.add("b", "a", row, torch.ones(3, 2, device=device), **numbers)
         with pytest.raises(DataError, match=r"samples of clients 'a' and 'b': .*NaN"):
             screen.finish()
 
@@ -194,8 +190,7 @@ def test_a_sample_on_the_device_that_is_no_sample_is_named(device: str) -> None:
 def test_a_sample_that_is_no_sample_is_named() -> None:
     with SolverPool(1) as pool:
         screen = Screen(pool, queue=on("cpu"))
-        screen.row("a", np.ones((3, 2)), tau=0.0, epsilon=0.1)
         wrong: list[tuple[Any, str]] = [(np.full((3, 2), np.nan), "NaN"), (np.ones((3, 5)), "one embedding width")]
         for number, (b, message) in enumerate(wrong):
             with pytest.raises(DataError, match=rf"client 'b{number}' under the model of client 'a'.*{message}"):
-                screen.add("a", f"b{number}", b)
+                screen.add("a", f"b{number}", Source(np.ones((3, 2))), b, tau=0.0, epsilon=0.1)

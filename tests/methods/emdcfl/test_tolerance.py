@@ -21,7 +21,7 @@ from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Comparison
 from emdcfl.methods.emdcfl.problems import validation_sizes
 from emdcfl.methods.emdcfl.tolerance import log_once, other_mixes, stratified
-from emdcfl.transport import EXACT, LOWER, UPPER, Screen, SolverPool, cost_matrix, exact, min_samples
+from emdcfl.transport import EXACT, LOWER, UPPER, Screen, SolverPool, Source, cost_matrix, exact, min_samples
 
 
 def trained(scenario: Scenario, training: Training | None = None, seed: int = 0) -> tuple[SequentialFederation, dict[str, Any]]:
@@ -41,10 +41,8 @@ def test_w_is_the_mean_over_blocks_and_bounds_enclose_it(distances: str) -> None
     columns = [np.maximum(rng.standard_normal((60, 6)) + shift, 0) for shift in (0.0, 0.2)]
     with SolverPool(1) as pool:
         screen = Screen(pool, distances=distances)
-        for c in (0, 1):
-            screen.row(c, rows[c], tau=0.0, epsilon=0.2)
-        screen.add(0, 1, columns[1], blocks=3)
-        screen.add(1, 0, columns[0], blocks=3)
+        for r, c in ((0, 1), (1, 0)):
+            screen.add(r, c, Source(rows[r]), columns[c], tau=0.0, epsilon=0.2, blocks=3)
         found = screen.finish()
     for r, c in ((0, 1), (1, 0)):
         value = np.mean([exact(cost_matrix(rows[r], columns[c][20 * b : 20 * b + 20])).value for b in range(3)])
@@ -59,9 +57,7 @@ def test_w_is_the_mean_over_blocks_and_bounds_enclose_it(distances: str) -> None
 def test_blocks_must_be_equal() -> None:
     with SolverPool(1) as pool, pytest.raises(Exception, match="3 equal blocks"):  # noqa: PT012
         screen = Screen(pool)
-        for c in (0, 1):
-            screen.row(c, np.ones((3, 2)), tau=0.0, epsilon=0.1)
-        screen.add(0, 1, np.ones((4, 2)), blocks=3)
+        screen.add(0, 1, Source(np.ones((3, 2))), np.ones((4, 2)), tau=0.0, epsilon=0.1, blocks=3)
         screen.finish()
 
 

@@ -41,7 +41,7 @@ class DeviceBounds:
         For samples on the device only the shape is checked, because waiting for their numbers takes longer than their bounds. Numbers that
         are not finite never reject a link there, and the solver, which gets them unless the other direction rejects, raises.
         """
-        b, width = problem.b, problem.row.source.matrix.shape[1]
+        b, width = problem.b, problem.source.matrix.shape[1]
         fitting = isinstance(b, Tensor) and b.dim() == 2 and len(b) > 0 and len(b) % problem.blocks == 0 and b.shape[1] == width
         if not fitting or self.options.cost == "label-aware":
             problem.on_host().check(self.options)
@@ -84,7 +84,7 @@ class DeviceBounds:
         """Yield problems of one shape, as many as memory allows: positions, costs, and how far rounding may move a bound."""
         shapes: dict[Shape, list[int]] = {}
         for i, problem in enumerate(problems):
-            n, d = np.shape(problem.row.source.a)
+            n, d = np.shape(problem.source.a)
             shapes.setdefault((n, len(problem.b) // problem.blocks, d, problem.blocks), []).append(i)
         for (n, m, d, blocks), members in shapes.items():
             size = max(1, self._elements() // (n * m * blocks))
@@ -100,7 +100,7 @@ class DeviceBounds:
         return min(transport_bounds.ELEMENTS, torch.cuda.get_device_properties(self.device).total_memory // transport_bounds.BYTES)
 
     def _costs(self, problems: Sequence[Problem], m: int, blocks: int) -> Tensor:
-        sources = [self._source(problem.row.source) for problem in problems]
+        sources = [self._source(problem.source) for problem in problems]
         a = torch.stack([z for z, _ in sources for _ in range(blocks)])
         b = self._stacked([problem.b for problem in problems])
         labels = None

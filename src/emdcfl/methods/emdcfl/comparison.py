@@ -114,8 +114,6 @@ class Comparison:
             problem: dict[str, Any] = {"cost": use.cost, "solver": use.solver, "reg": use.sinkhorn_reg, "label_weight": use.label_weight}
             wanted = "precise" if self.options.by_benefit and self.options.distances == "needed" else self.options.distances
             screen = Screen(pool, distances=wanted, queue=self.fed.transport_queue(), **problem)
-            for row in answered:
-                problems.add_row(screen, row)
 
             def fold(column: str, reply: Reply) -> None:
                 usable = self._usable(column, columns[column], reply)
@@ -135,6 +133,7 @@ class Comparison:
                 self._columns(again, {r: answered[r] for r, _ in taken}, fold)
             with self.fed.clock("transport"):
                 found = screen.finish(self.fed.clients)
+        problems.sources.clear()
         self.complaints.settle()
         where = {c: i for i, c in enumerate(self.fed.clients)}
         for (row, column), tolerance in epsilon.items():

@@ -14,7 +14,7 @@ from emdcfl.core.schema import Reply
 from emdcfl.methods.emdcfl.client.tasks import ROW
 from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.methods.emdcfl.tolerance import Level
-from emdcfl.transport import Screen, SolverPool, cosine_lower_bounds, cost_matrix, minima, solve, unit
+from emdcfl.transport import Screen, SolverPool, Source, cosine_lower_bounds, cost_matrix, minima, solve, unit
 
 STEP = math.sqrt(2)
 """Ratio of validation sizes below which clients are compared at the smaller one."""
@@ -66,6 +66,8 @@ class PairProblems:
     """Average over as many equal blocks of a partner's data as ``max_samples`` hold."""
     common: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """Pairs compared at the class counts they have in common → their ``recalibrate`` values, by field."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Rows' samples that are the same for all partners, while a screen needs them."""
 
     def size(self, row: str, column: str) -> int:
         """Samples in a block of the pair, before classes that are short."""
@@ -108,22 +110,19 @@ class PairProblems:
         m = self.size(row, column)
         return max(1, min(samples, self.settings.max_samples) // m) if self.blocks else 1
 
-    def add_row(self, screen: Screen, row: str) -> None:
-        """Give the screen a row client's own sample."""
-        reply = self.references[row]
-        screen.row(row, next(iter(reply["samples"].values())).numpy(), tau=self.own_tau(row), epsilon=0.0, labels=self._labels(row))
-
     def add(self, screen: Screen, row: str, column: str, reply: Reply) -> float:
         """Give the screen a column client's sample under a row client's model; returns the tolerance it is compared with."""
         m, sample = self.block(row, column), reply["samples"][row]
         matched = reply.get("matched", {}).get(row, 0)
         blocks = matched or self.blocks_in(row, column, len(sample))
-        own = None if ROW in self.references[row]["samples"] else self.own_sample(row, column)
+        source = Source(self.own_sample(row, column), self._labels(row))
+        if ROW in self.references[row]["samples"]:
+            source = self.sources.setdefault(row, source)
         labels = reply["labels"][: blocks * m].numpy() if "labels" in reply else None
         epsilon = self.epsilon(row, column, blocks, matched=matched > 0)
         shown: Any = sample[: blocks * m]
         shown = shown.numpy() if shown.device.type == "cpu" else shown  # an engine may have left it on a GPU
-        screen.add(row, column, shown, labels=labels, blocks=blocks, epsilon=epsilon, tau=self.tau(row, column), a=own)
+        screen.add(row, column, source, shown, tau=self.tau(row, column), epsilon=epsilon, labels=labels, blocks=blocks)
         return epsilon
 
     def self_distance(self, row: str, reply: Reply) -> float:
