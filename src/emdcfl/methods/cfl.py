@@ -11,8 +11,8 @@ into the two parts of a complete-linkage clustering of the cosines
 :math:`\theta_k = \sum_{c\in S_k} n_c\theta_c / \sum_{c\in S_k} n_c`. Only members that took part in the round count in all of this.
 ``shared/split_tree.py`` places clients that were absent when their cluster split.
 
-Clients send their state and :math:`n_c`, and learn their cluster's model, with which they are served; one never seen holds θ⁰. The
-server sees every local state.
+Clients send their state and :math:`n_c`, and learn their cluster's model, with which they are served (the method's demonstration takes the
+best model on the way down the client's splits); one never seen holds θ⁰. The server sees every local state.
 
 Sattler, Müller, Samek. *Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints.*
 IEEE TNNLS 2021.

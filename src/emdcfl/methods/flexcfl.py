@@ -10,7 +10,8 @@ is the plain mean of the members' states. From round 2 on, with the intra-group 
           \Big/ \Bigl(1 + \sum_{l\ne k}\frac{\eta_G}{\|\tilde\theta_l\|}\Bigr)
 
 A client first seen later trains from θ⁰ and joins the group whose mean cold-start update has the largest cosine with its own. Members
-that do not take part in a round are not averaged; a group without any keeps its model.
+that do not take part in a round are not averaged; a group without any keeps its model. Nobody changes groups later: the paper's migration
+after a shift of labels is left out.
 
 Clients send their state and :math:`n_c`, and learn their group's model, with which they are served; one never seen holds θ⁰.
 The server sees every local state.

@@ -9,8 +9,9 @@ chooses, for every client i, weights on the simplex that lean towards similar cl
 .. math:: x_i = \arg\min_{x\in\Delta}\ \alpha\lVert x - p\rVert^2 - s_i^\top x
           = \mathrm{Proj}_\Delta\Bigl(p + \frac{s_i}{2\alpha}\Bigr), \qquad a_i \leftarrow \sum_j x_{ij}\theta_j
 
-The closed form is a sort, no solver. The term is left out the first time a client takes part: its model is still θ⁰. Identical updates give
-:math:`x_i = p`, which is FedAvg. In a round the graph spans those who answered; the others keep their model.
+The closed form is a sort, no solver. The term is left out the first time a client takes part: its model is still θ⁰. (The method's code
+adds it with the opposite sign, which pushes the model away.) Identical updates give :math:`x_i = p`, which is FedAvg. In a round the graph
+spans those who answered; the others keep their model.
 
 A client sends its state and :math:`n_c`; it learns its own average only. It is served that personal model, θ⁰ before its first round.
 

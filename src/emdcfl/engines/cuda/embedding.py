@@ -141,7 +141,8 @@ class Embedder:
         done = torch.cuda.Event()
 
         def take(members: list[int], found: list[Tensor]) -> None:
-            kept = [z.cpu() for z in found] if self._free() < SPARE else found
+            free, total = torch.cuda.mem_get_info(self.device)  # memory that torch holds unused may belong to captured graphs
+            kept = [z.cpu() for z in found] if free / total < SPARE else found
             results.update({works[k][0]: Embedded(z, done) for k, z in zip(members, kept, strict=True)})
 
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -184,8 +185,3 @@ class Embedder:
             width = client.network.layout.embedding_width
             work = Embed(state, "all", index, "eval", torch.zeros(width, width))
             embed_together([(client, work)], samples, self._network, lambda members, found: None)
-
-    def _free(self) -> float:
-        """Return the unallocated part of the GPU memory; memory that torch holds unused may belong to captured graphs."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        return free / total

@@ -335,14 +335,8 @@ def keep_busy(
                 i, client, fit = running.pop(number)
                 copies[i] = copying.submit(states.to_host, client, fit, stream.steps, *stream.result())
             if waiting:
-                running[number] = waiting.popleft()
-                _begin(stream, running[number], states)
+                _, client, fit = running[number] = waiting.popleft()
+                plan, sizes = stream.prepare(client, fit)
+                stream.begin(plan, sizes, fit, states.start(fit.theta))
+                stream.capture()
     return copies
-
-
-def _begin(stream: StreamTrainer, piece: Piece, states: States) -> None:
-    """Load a training onto a stream, and capture the graphs it needs."""
-    _, client, fit = piece
-    plan, sizes = stream.prepare(client, fit)
-    stream.begin(plan, sizes, fit, states.start(fit.theta))
-    stream.capture()

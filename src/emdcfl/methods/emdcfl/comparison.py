@@ -24,6 +24,7 @@ from emdcfl.core.units import names
 from emdcfl.methods.emdcfl.client.sampling import Matching
 from emdcfl.methods.emdcfl.client.tasks import deposit, project, recalibrate, reference
 from emdcfl.methods.emdcfl.problems import ManyBounds, PairProblems, validation_sizes
+from emdcfl.methods.emdcfl.representatives import Pair
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
 from emdcfl.methods.emdcfl.tolerance import Level, least_validation
 from emdcfl.methods.emdcfl.verify import (
@@ -39,7 +40,6 @@ from emdcfl.trust.guard import SANITY_FACTOR
 
 log = logging.getLogger("emdcfl")
 
-Pair = tuple[str, str]
 EMBEDDED_AT_ONCE = 256
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from emdcfl.clustering import completed, joined, links
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import INFERRED, NOT_COMPARABLE, Clustered, Distances
-from emdcfl.methods.emdcfl.comparison import Comparison, Measured, Pair, comparable
+from emdcfl.methods.emdcfl.comparison import Comparison, Measured, comparable
 from emdcfl.methods.emdcfl.proposals import REPRESENTATIVES, choose
-from emdcfl.methods.emdcfl.representatives import by_representatives
+from emdcfl.methods.emdcfl.representatives import Pair, by_representatives
 from emdcfl.methods.emdcfl.settings import Options
 from emdcfl.methods.emdcfl.tolerance import log_what_is_compared
 from emdcfl.transport import LOWER

@@ -64,14 +64,14 @@ class Options:
         one unprojected τ per client, as the paper writes it. ``"fresh"``: one R per ordered pair, and τ under a square one (the authors'
         public code). Projection shortens transport distances, so that the last two link a little more readily.
     max_samples : int
-        Most samples a side in a transport problem; the paper uses 512.
+        Most samples a side in a transport problem; the paper uses 512. A client draws them once for all pairs, and not for each pair
+        again as the authors' public code does.
     min_validation : int
         With a fixed tolerance, clients with fewer validation samples are compared with a warning and do not lower the common sample
         size. A value below what ``tolerance="auto"`` asks for lowers that too.
     require_validation : int
-        Clients that claim fewer validation samples are not compared and stay clusters of their own. With few samples a calibrated tolerance
-        refuses little, so that a false claim would gain links: 64 is sensible where clients are not trusted. 0 leaves it to the
-        tolerance: a calibrated one needs about 30 samples, a fixed one none.
+        Clients that claim fewer validation samples are not compared and stay clusters of their own. 64 is sensible where clients are not
+        trusted: a calibrated tolerance refuses little at few samples, so that a false claim would gain links.
     cost : "cosine", "euclidean" or "label-aware"
         Ground cost. ``"label-aware"`` adds ``label_weight`` where labels differ: it sees concept shift and shows the labels to the server.
     label_weight : float
@@ -80,10 +80,9 @@ class Options:
     sinkhorn_reg : float
         Entropic regularisation; the paper uses 0.1.
     pairing : "auto", "all" or "representatives"
-        Compare every pair, or everybody with few representatives: O(C) exchanges. With ``grouping="neighbourhoods"`` these are one member
-        per known cluster, with spot checks, and the clusters are the same where the links are a union of cliques
-        (``representatives.py``); with ``"benefit"`` clients far apart, whose distances propose groups (``proposals.py``). ``"auto"``
-        compares every pair of up to 64 clients by benefit, and of up to 256 by neighbourhoods.
+        Compare every pair, or everybody with few representatives: O(C) exchanges. By neighbourhoods these are one member per known
+        cluster, with spot checks (``representatives.py``); by benefit, clients far apart, whose distances propose groups
+        (``proposals.py``). ``"auto"`` compares every pair of up to 64 clients by benefit, and of up to 256 by neighbourhoods.
     exchange : "peer" or "server-samples"
         Models travel to the partners, or every client deposits a raw sample with the server once, which embeds it under each model: O(C)
         models on the wire instead of O(C²), but the server sees those samples and unprojected embeddings.

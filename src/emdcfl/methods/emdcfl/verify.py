@@ -54,17 +54,13 @@ def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: CompareSetti
         if settings.match_classes:
             for name in ("within", "freedom"):
                 _check_names(reply.get(name, {}), [] if again else [ROW], name)
-        _check_boxes(reply["boxes"].values(), longer=settings.match_classes)
+        # all that can be checked of a sealed box is its length, which class counts make longer by the same for all partners
+        longer, lengths = settings.match_classes, sorted({len(box) for box in reply["boxes"].values()})
+        fine = [BOX < length <= MAX_BOX_LENGTH if longer else length == BOX for length in lengths]
+        if len(lengths) > 1 or not all(fine):
+            raise ClientError(f"expected boxes of {BOX} bytes{' and the class counts' if longer else ''}, got {lengths}")
 
     return verify
-
-
-def _check_boxes(boxes: Iterable[bytes], *, longer: bool) -> None:
-    """All that can be checked of a box that is sealed: its length, which class counts make longer by the same for all partners."""
-    lengths = sorted({len(box) for box in boxes})
-    fine = [BOX < length <= MAX_BOX_LENGTH if longer else length == BOX for length in lengths]
-    if len(lengths) > 1 or not all(fine):
-        raise ClientError(f"expected boxes of {BOX} bytes{' and the class counts' if longer else ''}, got {lengths}")
 
 
 def _limits(settings: CompareSettings) -> dict[str, float]:

@@ -144,18 +144,13 @@ def common_counts(counts: Array, own: Pools) -> Array:
     return np.minimum(counts, [len(own.by_class.get(k, ())) for k in range(len(counts))])
 
 
-def shown_to(partner: str, counts: Array, matching: Matching, own: Pools) -> tuple[Tensor, int] | Array:
-    """Return the sample for one partner and its number of blocks; the counts in common where classes are short for its own counts."""
+def shown_to(partner: str, counts: Array, matching: Matching, own: Pools) -> tuple[Tensor, int] | None:
+    """Return the sample for one partner and its number of blocks, or None where classes are short for its counts."""
     if partner in matching["common"]:
         counts = common_counts(counts, own)
         if counts.sum() != matching["common"][partner]:
             raise ClientError(f"expected a request for the {counts.sum()} samples in common, got one for {matching['common'][partner]}")
-    return matched(counts, matching["blocks"][partner], own) or common_counts(counts, own)
-
-
-def packed_offer(counts: Array) -> bytes:
-    """Class counts in common, four bytes each; none where they are too few to compare."""
-    return np.asarray(counts).astype("<u4").tobytes() if counts.sum() >= MIN_COMMON else b""
+    return matched(counts, matching["blocks"][partner], own)
 
 
 def offered(message: bytes, labels: Array) -> Tensor:

@@ -41,11 +41,11 @@ from emdcfl.methods.emdcfl.client.sampling import (
     Matching,
     all_labels,
     column,
+    common_counts,
     counts_of,
     draw,
     offered,
     packed_counts,
-    packed_offer,
     pools,
     records,
     shown_to,
@@ -278,17 +278,22 @@ def _matched(
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
     """Return the sample with the class counts of each row that there is one for, and ``matched`` and ``offers`` of the reply."""
     own = pools(client)
-    drawn = {row: shown_to(row, wanted, matching, own) for row, wanted in counts.items()}
-    blocks = {row: found[1] if isinstance(found, tuple) else 0 for row, found in drawn.items()}
-    offers = {row: _offer(client, row, keys[row], found) for row, found in drawn.items() if not isinstance(found, tuple)}
-    return {row: found[0] for row, found in drawn.items() if isinstance(found, tuple)}, {"matched": blocks, "offers": offers}
+    shown: dict[str, Tensor] = {}
+    blocks: dict[str, int] = {}
+    offers: dict[str, bytes] = {}
+    for row, wanted in counts.items():
+        if found := shown_to(row, wanted, matching, own):
+            shown[row], blocks[row] = found
+        else:
+            blocks[row], offers[row] = 0, _offer(client, row, keys[row], common_counts(wanted, own))
+    return shown, {"matched": blocks, "offers": offers}
 
 
 def _offer(client: Client, row: str, key: bytes, counts: Any) -> bytes:
-    """Seal the class counts in common for a row client; nothing where the two are not comparable."""
-    message = packed_offer(counts)
-    context = (client.run, client.name, row, "offer")
-    return seal(client.secret, key, message, context=context, session=client.session) if message else b""
+    """Seal the class counts in common, four bytes each, for a row client; nothing where they are too few to compare."""
+    if counts.sum() < MIN_COMMON:
+        return b""
+    return seal(client.secret, key, counts.astype("<u4").tobytes(), context=(client.run, client.name, row, "offer"), session=client.session)
 
 
 def _where_possible(client: Client, names: Iterable[str], make: Callable[[str], bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
