@@ -19,8 +19,8 @@ from torch import Tensor
 from emdcfl.core.errors import EmdcflError
 from emdcfl.engines.cuda import transport_bounds
 from emdcfl.transport import SolverPool
-from emdcfl.transport.pairs import UNKNOWN, FirstBounds, PairOutcome, Problem, Settled, Source, TransportOptions, conclude, judge
-from emdcfl.transport.screening import Entries, Key, in_order, named
+from emdcfl.transport.pairs import UNKNOWN, FirstBounds, Key, PairOutcome, Problem, Settled, Source, TransportOptions, conclude, judge
+from emdcfl.transport.screening import Entries, in_order, named
 
 TOGETHER, REFINED_TOGETHER = 256, 512
 """Problems given to the GPU at once, for first and for better bounds: few problems take as many kernel launches as many."""
