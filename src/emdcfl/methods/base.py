@@ -70,10 +70,10 @@ class Serving:
 class Method(Protocol):
     """A clustered-learning algorithm. ``State`` is its dataclass of tensors, numbers, strings, and lists and dicts of them.
 
-    A method may also have ``check()``, which raises ``ConfigError`` if its settings exclude each other, before anything is built; declare
-    ``node_needs`` (``NodeNeeds``); ``late_updates = True`` if a training that comes after its round may count
-    in a later one, moved to the model of that round and with less weight (``engine.phase_deadline``); and field values of its presets:
-    ``original``, of its own paper and code, and ``reference``, of the EMD-CFL authors' public comparison code.
+    A method may also have ``check()``, which raises ``ConfigError`` where settings are out of range or exclude each other. It may declare
+    ``node_needs`` (``NodeNeeds``); ``late_updates = True`` if a training that comes after its round may count in a later one, moved to the
+    model of that round and with less weight (``engine.phase_deadline``); and field values of its presets: ``original``, of its own paper
+    and code, and ``reference``, of the EMD-CFL authors' public comparison code.
     """
 
     name: ClassVar[str]

@@ -276,7 +276,7 @@ def test_the_budget_is_said_per_release_and_in_total(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO, logger="emdcfl"):
         EMDCFL(privacy_epsilon=4.0).init(fed, fed.begin(0))
     (said,) = [text for text in caplog.messages if text.startswith("privacy noise")]
-    assert "(4, 1e-05) per record and release" in said and "ε ≤ 4 for a train record (1 releases)" in said
+    assert "(4, 1e-05) per record and release" in said and "ε ≤ 4 for a train record (1 release)" in said
     assert "9.08 for a validation record (4)" in said
     assert "5.7 times as long as an embedding" in said
     caplog.clear()

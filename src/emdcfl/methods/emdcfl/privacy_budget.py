@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from emdcfl.core.federation import Federation
+from emdcfl.core.units import plural
 from emdcfl.methods.emdcfl.settings import Options
 from emdcfl.privacy.noise import gaussian_sigma, total_epsilon
 from emdcfl.transport import projected_width
@@ -58,9 +59,9 @@ def log_budget(options: Options, fed: Federation) -> float:
     found = releases(options, len(fed.clients), everyone=fed.everyone_answers)
     log.info(
         "privacy noise: (%g, %g) per record and release, σ = %.3g, %.2g times as long as an embedding; at that δ in total ε ≤ %.3g for a "
-        "train record (%d releases) and %.3g for a validation record (%d)%s; models, sizes, losses and test results are not covered",
+        "train record (%s) and %.3g for a validation record (%d)%s; models, sizes, losses and test results are not covered",
         *(epsilon, delta, sigma, sigma * math.sqrt(p)),
-        *(total_epsilon(epsilon, delta, found.train), found.train),
+        *(total_epsilon(epsilon, delta, found.train), plural(found.train, "release")),
         *(total_epsilon(epsilon, delta, found.val), found.val),
         ", again in every round" if options.repeated(partial=fed.number not in (None, len(fed.clients))) else "",
     )
