@@ -24,7 +24,6 @@ from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.node import log as node_log
 from emdcfl.engines.flower.node.policy import Policy
 from emdcfl.engines.flower.node.serve import make_app
-from emdcfl.methods.emdcfl.client.sampling import packed_offer
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
 from emdcfl.models import BUILDERS
 from emdcfl.privacy.exchange import public_key, seal
@@ -94,7 +93,7 @@ def node() -> tuple[OneNode, Any, dict[str, dict[str, Any]]]:
     partner = NodeSecret.simulated(0, PARTNER)
     key, own = public_key(partner), public_key(here.secret)
     box = seal(partner, own, bytes(range(32)), context=("run", PARTNER, NAME))
-    offer = seal(partner, own, packed_offer(np.full(10, 4)), context=("run", PARTNER, NAME, "offer"))
+    offer = seal(partner, own, np.full(10, 4, "<u4").tobytes(), context=("run", PARTNER, NAME, "offer"))
     asked: dict[str, dict[str, Any]] = {
         "train": {"theta": theta, "training": training},
         "personalize": {"models": models[:1], "weights": torch.ones(1), "training": training},
