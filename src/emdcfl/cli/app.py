@@ -101,8 +101,12 @@ class _Stderr(logging.Handler):
         print(f"{prefix}{escaped(record.getMessage(), keep=chr(10))}", file=sys.stderr)
 
 
-def _explain(message: str) -> NoReturn:
+def say_error(message: str) -> None:
     print(f"error: {escaped(' '.join(message.split()))}", file=sys.stderr)
+
+
+def _explain(message: str) -> NoReturn:
+    say_error(message)
     sys.exit(USER_ERROR)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import webbrowser
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -10,14 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import AsJson, TrustModel, answer, app, print_json
+from emdcfl.cli.app import USER_ERROR, AsJson, TrustModel, answer, app, print_json, say_error
 from emdcfl.cli.show import draw_table, tell
-from emdcfl.core.errors import ConfigError, EmdcflError
-from emdcfl.core.units import escaped, names
+from emdcfl.core.errors import ConfigError, DataError, EmdcflError, StoreError
+from emdcfl.core.units import escaped, names, plural
 from emdcfl.runs.watching.progress import terminal
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from emdcfl.runs.new_sites.nearest import NearestCluster
+    from emdcfl.runs.served import ModelInfo
 
 
 @app.command()
@@ -34,36 +40,84 @@ def predict(
     plain: Annotated[
         bool, typer.Option("--plain", help="Use the model before fine-tuning, even if the client kept the fine-tuned one.")
     ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write a table (CSV) with the probabilities of all classes.", show_default=False)] = None,
     trust_model: TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the probabilities of all classes, and nothing else.")] = False,
 ) -> None:
     """Predict the classes (or numbers) of files, with the model of a client or for a new site."""
-    from emdcfl.data.own import read_inputs
     from emdcfl.runs.new_sites.nearest import nearest_cluster
     from emdcfl.runs.outputs import load_served
     from emdcfl.runs.result import load
 
     if new_site == (client is not None):
         raise ConfigError(f"expected --client or --new-site, got {'both' if new_site else 'neither'}; say whose files these are")
+    if out is not None and out.exists():
+        raise StoreError(f"{out} exists already; remove it, or choose another --out")
     if client is not None:
         served = load_served(run, client, plain=plain, trust_model=trust_model)
-        x, inputs = read_inputs(files, encoding=served.about.encoding)
+        x, inputs, errors = _read_each(files, served.about.encoding)
     else:
         result = load(run, trust_model=trust_model)
-        x, inputs = read_inputs(files, encoding=result.about.encoding)
+        x, inputs, errors = _read_each(files, result.about.encoding)
         served = nearest_cluster(result, x, "new").model
     p, classes = served.probabilities(x), served.about.labels
     found: list[dict[str, Any]]
     if served.about.target is not None:
         found = [{"input": n, "value": value} for n, value in zip(inputs, p[:, 0].tolist(), strict=True)]
-        lines = [f"{escaped(one['input'])}\t{one['value']:.6g}" for one in found]
+        rows = [(one["input"], f"{one['value']:.6g}") for one in found]
     else:
         found = [
             {"input": n, "class": classes[k], "probabilities": dict(zip(map(str, classes), row, strict=True))}
             for n, k, row in zip(inputs, p.argmax(1).tolist(), p.tolist(), strict=True)
         ]
-        lines = [f"{escaped(one['input'])}\t{escaped(str(one['class']))}\t{max(one['probabilities'].values()):.1%}" for one in found]
-    answer(found, lines, as_json=as_json)
+        rows = [(one["input"], str(one["class"]), f"{max(one['probabilities'].values()):.1%}") for one in found]
+    if out is not None:
+        _write_csv(out, found, served.about)
+    if as_json or out is None:
+        answer(found, ["\t".join(map(escaped, row)) for row in rows], as_json=as_json)
+    else:
+        typer.echo(escaped(f"{plural(len(found), 'prediction')} in {out}"))
+    for error in errors:
+        say_error(error)
+    if errors:
+        raise typer.Exit(USER_ERROR)
+
+
+def _read_each(files: list[Path], encoding: Mapping[str, Any]) -> tuple[Tensor, list[str], list[str]]:
+    """Return the samples of all files that can be read, one name per sample, and an error for each other file."""
+    import torch
+
+    from emdcfl.data.own import read_inputs
+
+    read: list[tuple[Tensor, list[str]]] = []
+    errors: list[str] = []
+    for file in files:
+        try:
+            read.append(read_inputs([file], encoding=encoding))
+        except DataError as error:
+            errors.append(str(error))
+        except OSError as error:
+            errors.append(f"{file}: {error.strerror or error}")
+    errors = list(dict.fromkeys(errors))  # a run on arrays says the same of every file
+    if not read:
+        for error in errors[:-1]:
+            say_error(error)
+        raise DataError(errors[-1])
+    return torch.cat([x for x, _ in read]), [name for _, names in read for name in names], errors
+
+
+def _write_csv(out: Path, found: Sequence[Mapping[str, Any]], about: ModelInfo) -> None:
+    """Write a line per prediction: the file, of tables the row, and the class with all probabilities, or the number."""
+    tables = about.encoding["kind"] == "table"
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    answers = ["value"] if about.target is not None else ["class", *(f"probability of {name}" for name in about.classes)]
+    writer.writerow(["file", *(["row"] if tables else []), *answers])
+    for one in found:
+        where = one["input"].rpartition(":")[::2] if tables else [one["input"]]
+        writer.writerow([*where, *([one["value"]] if about.target is not None else [one["class"], *one["probabilities"].values()])])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(buffer.getvalue().encode("utf-8-sig", "backslashreplace"))  # with the mark by which Excel knows UTF-8
 
 
 @app.command()
