@@ -125,11 +125,38 @@ def test_the_script_of_an_export_reads_tables_as_emdcfl_does(tmp_path: Path, cap
     folders = json.loads(called(capfd, "export", tmp_path / "run", "--out", out, "--json").out)
     folder = next(Path(f) for f in folders if "site1" in json.loads((Path(f) / "config.json").read_text())["clients"])
     script = f"runpy.run_path({str(folder / 'predict.py')!r}, run_name='__main__')"
-    code = f"import sys, runpy; sys.modules['emdcfl'] = None; sys.argv = ['predict.py', {str(asked)!r}]; {script}"
+    missing = str(tmp_path / "none.csv")
+    code = f"import sys, runpy; sys.modules['emdcfl'] = None; sys.argv = ['predict.py', {missing!r}, {str(asked)!r}]; {script}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1 and done.stderr == f"no such file: {missing}\n"  # which costs the other file nothing
     theirs = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [row[0] for row in theirs] == [f"{asked}:{i + 1}" for i in range(len(ours))]
     assert [row[1:] for row in theirs] == [[str(row["class"]), f"{max(row['probabilities'].values()):.1%}"] for row in ours]
+
+
+@pytest.mark.slow
+def test_the_script_names_images_by_file_and_stops_with_what_reads_it(tmp_path: Path) -> None:
+    class Mean(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            light = x.float().mean((1, 2, 3)) / 255
+            return torch.stack([light, 1 - light], 1)
+
+    sample = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    program = torch.export.export(Mean(), (sample,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
+    torch.export.save(program, tmp_path / "model.pt2")
+    config = {"classes": ["light", "dark"], "encoding": {"kind": "images", "shape": [1, 8, 8]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    script = resources("emdcfl.report") / "templates" / "predict.py"
+    (tmp_path / "predict.py").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.png")
+    command = [sys.executable, str(tmp_path / "predict.py"), "a.png", "none.png", "a.png"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1 and done.stdout == "a.png\tdark\t100.0%\n" * 2 and done.stderr == "no such file: none.png\n"
+    reader, writer = os.pipe()
+    os.close(reader)
+    stopped = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, check=False, timeout=300)
+    os.close(writer)
+    assert stopped.returncode == 141 and stopped.stderr == b""
 
 
 def test_the_script_of_an_export_knows_marks_of_missing_values_and_turned_photos(tmp_path: Path) -> None:
@@ -158,7 +185,10 @@ def test_the_script_of_an_export_knows_marks_of_missing_values_and_turned_photos
 
 def test_the_script_reads_dates_times_truth_values_and_infinities(tmp_path: Path) -> None:
     for i in range(2):
-        table = [{**row, "seen": f"2024-03-{k % 28 + 1:02d}", "born": f"{k % 28 + 1}.3.1950"} for k, row in enumerate(rows(seed=i))]
+        table = [
+            {**row, "seen": f"2024-03-{k % 28 + 1:02d}", "born": f"{k % 28 + 1}.3.1950", "met": f"{k % 28 + 1}/3/2024"}
+            for k, row in enumerate(rows(seed=i))
+        ]
         for k, row in enumerate(table):
             row |= {
                 "ill": str(k % 3 == 0),
@@ -167,7 +197,7 @@ def test_the_script_reads_dates_times_truth_values_and_infinities(tmp_path: Path
                 "dose": "inf" if k == 3 else k,
             }
         file = write(tmp_path / "sites" / f"site{i}.csv", table)
-    options = {"label": "label", "date": ["born:%d.%m.%Y"]}
+    options = {"label": "label", "date": ["born:%d.%m.%Y", "met"]}
     encoding = emdcfl.scenarios.build("folder", path=str(tmp_path / "sites"), **options).encoding
     script = runpy.run_path(str(Path(emdcfl.__file__).parent / "report" / "templates" / "predict.py"))
     assert {"ill", "at", "when", "dose"} <= {column["name"] for column in encoding["columns"] if "mean" in column}

@@ -365,6 +365,19 @@ def test_dates_that_may_be_read_in_two_ways_or_none_are_not_guessed(tmp_path: Pa
         load_folder(tmp_path, cleaning=Cleaning.of(date="sen"))
 
 
+@pytest.mark.parametrize(("form", "second"), [("{}/3/2024", "2024-03-02"), ("3/{}/2024", "2024-02-03")])
+def test_few_rows_are_dated_as_all_sites_date_theirs(tmp_path: Path, form: str, second: str) -> None:
+    for site in "ab":
+        write(tmp_path / "d" / f"{site}.csv", WORDS, seen=lambda i: form.format(i % 28 + 1))
+    file = write(tmp_path / "new.csv", WORDS, n=20, seen=lambda i: f"{i % 9 + 1}/3/2024")
+    scenario = load_folder(tmp_path / "d", cleaning=Cleaning.of(date="seen"))
+    x, _ = read_inputs([write(tmp_path / "few.csv", WORDS, n=2, seen=lambda i: f"{i + 1}/3/2024")], encoding=scenario.encoding)
+    seen = scenario.encoding["columns"][2]
+    days = (np.datetime64(second) - np.datetime64("1970-01-01")).astype(int)
+    assert float(x[1, 2]) * seen["std"] + seen["mean"] == pytest.approx(days, abs=0.01)
+    load_site(file, encoding=scenario.encoding, classes=scenario.classes, cleaning=Cleaning.of(date="seen"))
+
+
 @pytest.mark.parametrize(("mark", "blame"), [("-999", "'dose' holds -999"), ("refused", "'refused'")])
 def test_marks_of_missing_values_are_suspected_and_read_where_asked(tmp_path: Path, mark: str, blame: str) -> None:
     for site in "ab":

@@ -38,6 +38,7 @@ from emdcfl.data.own.tables import (
     read_list,
     summarise,
     text_values,
+    usual_dates,
 )
 from emdcfl.data.types import Preprocess, Scenario
 
@@ -263,4 +264,5 @@ def table_encoding(
     """Pool what the clients report about their training rows; returns the encoding and notes."""
     every = [(f"client {name!r} ({origins[name]})", part.x) for name, parts in divided.items() for part in parts.values()]
     numeric, categorical, notes = column_kinds(every, leave_out=[label])
-    return pool([summarise(parts["train"].x, numeric, categorical) for parts in divided.values()], label, cells, units), notes
+    summaries = [summarise(parts["train"].x, numeric, categorical) for parts in divided.values()]
+    return pool(summaries, label, usual_dates(cells, [table for _, table in every]), units), notes

@@ -71,7 +71,8 @@ def load_site(
     else:
         column = label or encoding["label"]
         labels = ((column, tuple(classes)),) if classes else ()
-        cells = replace(cleaning.cells, words=TableEncoding.from_dict(encoding).cells.words + labels)
+        known = TableEncoding.from_dict(encoding).cells
+        cells = replace(cleaning.cells, words=known.words + labels, dates=tuple((dict(cleaning.cells.dates) | dict(known.dates)).items()))
         raw, notes = read_client_tables(files, column, rule, cells)
     return new_site(raw, encoding, classes, notes, target=target, seed=seed, cleaning=cleaning)
 

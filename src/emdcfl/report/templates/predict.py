@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -51,13 +52,19 @@ def number(text: str) -> float | None:
         return None
 
 
+def written(date: str) -> str:
+    """Return the format of a column of dates: the one asked for, or of training (``auto:FORMAT``), or none."""
+    return date.removeprefix("auto").removeprefix(":")
+
+
 def amount(text: str, date: str) -> float | None:
     """Return a number, true as 1, seconds of a time of day, or days since 1970 of a date: as the column's are, else as in 2024-12-31."""
     if not date and (found := TRUTH.get(text.lower(), number(text))) is not None:
         return found
-    with suppress(ValueError):
-        when = datetime.strptime(text, date) if "%" in date else datetime.fromisoformat(text)
-        return (when.replace(tzinfo=when.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() / 86400
+    for form in [written(date)] if date.startswith("%") else [written(date), ""]:
+        with suppress(ValueError):
+            when = datetime.strptime(text, form) if form else datetime.fromisoformat(text)
+            return (when.replace(tzinfo=when.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() / 86400
     with suppress(ValueError):
         return (datetime.fromisoformat(f"1970-01-01 {text}") - datetime(1970, 1, 1)).total_seconds()
     return None
@@ -94,9 +101,9 @@ def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
             text = text.removeprefix(unit).removesuffix(unit).strip()
             value = column["mean"] if gap else amount(text, column.get("date", ""))
             if value is None:
-                form = column.get("date", "")
-                dates = f"dates written as {form if '%' in form else '2024-12-31'}"
-                sys.exit(f"{file}: column {column['name']!r} must hold {dates if form else f'numbers, or {dates}'}, got {text!r}")
+                date = column.get("date", "")
+                dates = f"dates written as {written(date) or '2024-12-31'}"
+                sys.exit(f"{file}: column {column['name']!r} must hold {dates if date else f'numbers, or {dates}'}, got {text!r}")
             values.append((value - column["mean"]) / column["std"])
             values += [float(gap)] if column["gaps"] else []
         encoded.append(values)
@@ -118,26 +125,38 @@ def read(file: Path, config: dict[str, Any]) -> np.ndarray[Any, Any]:
             sys.exit(f"{file} is not a readable image ({error})")
     if encoding["kind"] == "table":
         return table(file, encoding)
-    return np.asarray(np.load(file, allow_pickle=False), dtype=np.float32)
+    try:
+        return np.asarray(np.load(file, allow_pickle=False), dtype=np.float32)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{file} is not a readable .npy file of numbers ({error})")
 
 
-def main(files: list[str]) -> None:
-    """Print file, row, class and probability; or file, row and number."""
+def main(files: list[str]) -> int:
+    """Print file, row, class and probability; or file, row and number. Return 1 where a file could not be read."""
+    failed = 0
     config = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
     with (HERE / "model.pt2").open("rb") as file:  # torch cannot open a path that is no UTF-8
         model = torch.export.load(file).module()
     for name in files:
-        with torch.no_grad():
-            p = model(torch.from_numpy(np.array(read(Path(name), config), order="C")))  # a copy: an image's own array is read-only
-        if "target" in config:
-            for row, value in enumerate(p[:, 0].tolist(), start=1):
-                print(f"{name}:{row}\t{value:.6g}")
+        try:
+            x = read(Path(name), config)
+        except (SystemExit, OSError) as error:  # the other files are predicted
+            print(error, file=sys.stderr)
+            failed = 1
             continue
-        for row, (k, best) in enumerate(zip(p.argmax(1).tolist(), p.amax(1).tolist(), strict=True), start=1):
-            print(f"{name}:{row}\t{config['classes'][k]}\t{best:.1%}")
+        with torch.no_grad():
+            p = model(torch.from_numpy(np.array(x, order="C")))  # a copy: an image's own array is read-only
+        images = config["encoding"]["kind"] == "images"
+        for row, values in enumerate(p.tolist(), start=1):
+            found = [f"{values[0]:.6g}"] if "target" in config else [str(config["classes"][np.argmax(values)]), f"{max(values):.1%}"]
+            print(name if images else f"{name}:{row}", *found, sep="\t", flush=True)
+    return failed
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python predict.py FILE …")
-    main(sys.argv[1:])
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except BrokenPipeError:  # what reads the output, such as head, has enough
+        os._exit(141)

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import pa
-from emdcfl.data.own.tables import read_list
+from emdcfl.data.own.tables import AUTO, read_list
 
-AUTO = "auto"
 DAYS = (
     *("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d"),
     *("%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%d/%m/%y", "%d-%m-%Y", "%d %b %Y", "%d-%b-%Y", "%d %B %Y"),
@@ -21,10 +20,15 @@ MAX_SPAN = 50
 FORMATS = tuple(day + time for time in TIMES for day in DAYS)
 
 
-def as_dates(column: pa.ChunkedArray, form: str, where: str) -> pa.ChunkedArray:
-    """Return a column as timestamps; ``form`` is a format of ``strptime``, or ``auto``. Errors quote no cell."""
+def as_dates(column: pa.ChunkedArray, form: str, where: str) -> tuple[pa.ChunkedArray, str]:
+    """Return a column as timestamps, and the format of its text. Errors quote no cell.
+
+    ``form`` is a format of ``strptime``, ``auto``, or ``auto:FORMAT``, where the format decides between several that fit.
+    """
     if pa.types.is_temporal(column.type) or pa.types.is_null(column.type):
-        return column
+        return column, ""
+    usual = form.partition(f"{AUTO}:")[2]
+    form = AUTO if usual else form
     if pa.types.is_floating(column.type):
         cells = [None if cell is None else f"{cell:.0f}" for cell in column.to_pylist()]
     else:
@@ -36,6 +40,8 @@ def as_dates(column: pa.ChunkedArray, form: str, where: str) -> pa.ChunkedArray:
             f"{where}: expected dates{f' written as {form}' if form else ''}, got something else in row {row}; "
             "correct it, or say how dates are written (--date COLUMN:%d.%m.%Y)"
         )
+    if len(fitting) > 1 and usual:
+        fitting = readings({cell for cell in cells if cell is not None}, (usual,)) or fitting
     if len(fitting) > 1:
         ways = " or ".join(fitting)
         remedy = f"say which, as in --date COLUMN:{next(iter(fitting))}, or write YYYY-MM-DD"  # predict and place have no --date
@@ -43,7 +49,7 @@ def as_dates(column: pa.ChunkedArray, form: str, where: str) -> pa.ChunkedArray:
     written, times = next(iter(fitting.items()))
     if "%y" in written:
         _check_century(times.values(), written, where, asked=form != AUTO)
-    return pa.chunked_array([pa.array([None if cell is None else times[cell] for cell in cells], pa.timestamp("ms"))])
+    return pa.chunked_array([pa.array([None if cell is None else times[cell] for cell in cells], pa.timestamp("ms"))]), written
 
 
 def _check_century(times: Iterable[datetime], form: str, where: str, *, asked: bool) -> None:

@@ -18,7 +18,7 @@ from emdcfl.data.own.formats.layout import EXCEL_SUFFIXES
 from emdcfl.data.own.formats.parquet import CATEGORIES, read_parquet
 from emdcfl.data.own.formats.quantities import find_unit, is_money, split_unit, without_unit
 from emdcfl.data.own.formats.spreadsheet import read_workbook
-from emdcfl.data.own.tables import AS_WRITTEN, CellRules, text_values
+from emdcfl.data.own.tables import AS_WRITTEN, WRITTEN, CellRules, text_values
 
 if TYPE_CHECKING:
     import pyarrow.csv as pcsv
@@ -96,11 +96,12 @@ def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
 
 
 def with_dates(table: pa.Table, cells: CellRules, origin: str) -> pa.Table:
-    """Read the columns that are said to hold dates."""
+    """Read the columns that are said to hold dates; the field of each keeps how they were written."""
     for name, form in cells.dates:
         if name in table.column_names:
-            column = as_dates(table.column(name), form, f"{origin}: column {name!r}")
-            table = table.set_column(table.column_names.index(name), name, column)
+            column, written = as_dates(table.column(name), form, f"{origin}: column {name!r}")
+            field = pa.field(name, column.type, metadata={WRITTEN: written})
+            table = table.set_column(table.column_names.index(name), field, column)
     return table
 
 
