@@ -104,6 +104,14 @@ def test_every_sites_most_frequent_class_is_guessing_too(own: float, rare: tuple
     assert ("most frequent class (-1.0 points" in found.headline) == (choice == "none")
 
 
+def test_a_model_that_beats_the_most_frequent_class_is_of_use_however_few_its_rare_samples_are() -> None:
+    few = summary(0.97, ONE, 36, rare=(1.0, 1.0))
+    few["accuracy"] |= {name: {**few["accuracy"][name], "low": 0.34} for name in ("balanced", "auc")}
+    assert advice(few, {"local": few}).choice == "none"
+    guess = {"most_frequent": {"sites": [0.7] * 6, "tested": [36] * 6}}
+    assert advice(few, {"local": few, "logistic": {**few, **guess}}).choice == "undecided"
+
+
 @pytest.mark.parametrize(
     ("accuracy", "own", "other", "said"),
     [

@@ -68,7 +68,7 @@ def guessing(summary: Mapping[str, Any], over: Interval | None = None) -> Guessi
             told, better = f"always answering each site's most frequent class ({over.points()})", False
         return None if better else Guessing(f"is not known to be better than {told}", "other features or more samples")
     balanced, auc = score["balanced"], score["auc"]
-    if auc["low"] <= 0.5:
+    if auc["low"] <= 0.5 and (over is None or over.sign < 1):
         numbers = f"balanced accuracy {percent(balanced['mean'])}, AUC {auc['low']:.2f}–{auc['high']:.2f}"
         return Guessing(f"is not known to be better than chance ({numbers})", "more samples of the rare classes or other features")
     if classes and balanced["mean"] <= 1 / classes + HARDLY:
