@@ -432,7 +432,7 @@ def test_copies_across_splits_and_sites_are_counted(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text((tmp_path / "c.csv").read_text() + "\n".join(extra) + "\n")
     report = check_folder(tmp_path)
     assert report.repeats is not None and report.repeats.across == {("a", "c"): 5} and report.repeats.held["a"] > 2
-    assert about(report.notes, "samples at two sites: 5 of c at a") and about(report.notes, "equal a training sample")
+    assert about(report.notes, "samples at two sites: 5 of site c at site a") and about(report.notes, "equal a training sample")
     assert about(load_folder(tmp_path).notes, "samples at two sites")
 
 
@@ -443,3 +443,15 @@ def test_rows_that_coincide_by_chance_are_no_copies(tmp_path: Path) -> None:
         (tmp_path / f"{site}.csv").write_text("\n".join(["age,dose,ward,label", *rows]))
     report = check_folder(tmp_path)
     assert report.repeats is not None and max(report.repeats.across.values()) > 8 and not about(report.notes, "samples at two sites")
+
+
+def test_a_few_rows_that_coincide_at_two_of_many_tiny_sites_are_no_copies(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for site in range(40):
+        rows = [f"{rng.gauss(6, 0.3):.2f},{rng.randint(-5, 5)},{i % 2}" for i in range(30)]
+        rows[:15] = rows[:15] if site else [f"{i},{i},{i % 2}" for i in range(15)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["grade,age,label", *rows]))
+    report = check_folder(tmp_path)
+    assert report.repeats is not None and max(report.repeats.across.values()) >= 3 and not about(report.notes, "samples at two sites")
+    (tmp_path / "7.csv").write_text((tmp_path / "0.csv").read_text())
+    assert about(check_folder(tmp_path).notes, "samples at two sites: 30 of site 7 at site 0;")

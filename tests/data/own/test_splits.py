@@ -290,7 +290,7 @@ def test_samples_of_hundreds_of_sites_are_not_counted_for_every_two_of_them(site
     x, y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
     found = repeats(from_arrays({str(i): (x, y) for i in range(sites)}))
     assert len(found.across) == pairs and set(found.across.values()) == {20}
-    assert found.notes("here")[0].startswith("here: samples at two sites: 20 of 1 at 0")
+    assert found.notes("here")[0].startswith("here: samples at two sites: 20 of site 1 at site 0")
 
 
 def test_what_all_rows_of_a_site_share_makes_them_no_repeats(tmp_path: Path) -> None:

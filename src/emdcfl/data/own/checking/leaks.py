@@ -59,6 +59,8 @@ MIN_TIMES = 10
 """Different values at every site from which rows in their order look like a series."""
 NEWER = "if newer rows are to be predicted from older ones, use --split"
 
+CHANCE = 3.0
+"""Standard errors up to which equal pairs inside a site count as chance."""
 BEYOND_CHANCE = 3.0
 """Times as many equal samples at two sites as chance would give, from which they are named."""
 
@@ -109,12 +111,13 @@ class Repeats:
     held_by_chance: Mapping[str, float]
     """Site → validation and test samples that would also equal one of as many samples of other sites, at most (two standard errors)."""
     equal_pairs: float
-    """Share of equal pairs of samples inside the median site, at most (two standard errors): as many coincide by chance between sites."""
+    """Share of equal pairs of samples inside sites, at most (two standard errors): as many coincide by chance between sites."""
 
     def sentences(self) -> list[str]:
-        """What was found, in words."""
-        found = [f"validation and test samples of {site} that equal one of its training samples: {n}" for site, n in self.held.items() if n]
-        found += [f"samples of {b} that are also at {a}: {n}" for (a, b), n in self.across.items() if n]
+        """What was found, in words, the most first."""
+        held, across = Counter(self.held).most_common(), Counter(self.across).most_common()
+        found = [f"validation and test samples of site {site} that equal one of its training samples: {n}" for site, n in held if n]
+        found += [f"samples of site {b} that are also at site {a}: {n}" for (a, b), n in across if n]
         if self.disagree:
             found.append(f"samples with the features of one with another label: {self.disagree}")
         return found
@@ -123,8 +126,8 @@ class Repeats:
         """Return a note where repeats are so many that they may be copies."""
         if self.by_chance:
             return []
-        held = [f"{n} at {site}" for site, n in self.held.items() if n >= self._many_held(site)]
-        across = [f"{n} of {b} at {a}" for (a, b), n in self.across.items() if n >= self._many(a, b)]
+        held = [f"{n} at site {site}" for site, n in self.held.items() if n >= self._many_held(site)]
+        across = [f"{n} of site {b} at site {a}" for (a, b), n in self.across.items() if self._many(a, b, n)]
         notes = []
         if held:
             notes.append(
@@ -137,10 +140,14 @@ class Repeats:
     def _many_held(self, site: str) -> float:
         return max(MANY_COPIES, SHARE_OF_COPIES * self.samples[site], BEYOND_CHANCE * self.held_by_chance.get(site, 0.0))
 
-    def _many(self, a: str, b: str) -> float:
-        """From how many equal samples on two sites share more than chance has them share."""
+    def _many(self, a: str, b: str, n: int) -> bool:
+        """Whether two sites share more equal samples than chance has any two of all sites share (Poisson, corrected for their number)."""
         by_chance = self.equal_pairs * self.samples[a] * self.samples[b]
-        return max(MANY_COPIES, SHARE_OF_COPIES * self.samples[b], BEYOND_CHANCE * by_chance)
+        if n < max(MANY_COPIES, SHARE_OF_COPIES * self.samples[b], BEYOND_CHANCE * by_chance):
+            return False
+        from scipy.special import gammainc
+
+        return bool(gammainc(n, by_chance) * math.comb(len(self.samples), 2) <= ALPHA)
 
 
 def repeats(scenario: Scenario) -> Repeats:
@@ -176,7 +183,7 @@ def repeats(scenario: Scenario) -> Repeats:
             for site in scenario.sites
             if held[site.name] >= MANY_COPIES
         },
-        equal_pairs=median_low(map(_share_of_equal_pairs, seen.values())),
+        equal_pairs=_share_of_equal_pairs([*seen.values()]),
     )
 
 
@@ -222,10 +229,18 @@ def _strangers(train: Rows, others: Sequence[Site], rng: np.random.Generator, co
     return np.concatenate([_rows(one.train.x.numpy()[rows]) for one, rows in zip(others, chosen, strict=True)])
 
 
-def _share_of_equal_pairs(found: Counter[bytes]) -> float:
-    """Return the share of equal pairs of samples, two standard errors above what was found."""
-    equal = sum(n * (n - 1) / 2 for n in found.values())
-    return (equal + 2 * math.sqrt(equal)) / max(found.total() * (found.total() - 1) / 2, 1)
+def _share_of_equal_pairs(sites: Sequence[Counter[bytes]]) -> float:
+    """Return the share of equal pairs of samples inside all sites, two standard errors above what was found.
+
+    Sites with few samples say little each, so all are taken together. One with far more pairs than the median share gives holds copies of
+    its own, and counts with that share.
+    """
+    equal = [sum(n * (n - 1) / 2 for n in found.values()) for found in sites]
+    pairs = [max(found.total() * (found.total() - 1) / 2, 1) for found in sites]
+    usual = median_low(n / m for n, m in zip(equal, pairs, strict=True))
+    expected = [usual * m for m in pairs]
+    together = sum(n if n <= e + CHANCE * math.sqrt(e) + CHANCE else e for n, e in zip(equal, expected, strict=True))
+    return (together + 2 * math.sqrt(together)) / sum(pairs)
 
 
 def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:

@@ -198,6 +198,8 @@ def _repeats(report: FolderReport) -> Block:
         shown.append(f"{len(sentences) - len(shown)} more with --json")
     if found.by_chance and len(sentences) > 1:
         shown.append("most rows repeat inside their site, so that chance explains these")
+    elif found.sentences() and not found.notes(""):
+        shown.append("these are few, and may be chance")
     return Block("Equal samples", tuple(shown))
 
 
