@@ -265,6 +265,13 @@ def test_rows_of_few_categories_are_judged_by_all_other_sites(tmp_path: Path) ->
     assert not any("b" in note.partition(":")[0] for note in check_folder(tmp_path).notes if "almost repeat" in note)
 
 
+def test_of_many_small_sites_with_few_values_none_is_suspected_by_chance() -> None:
+    rng, n = np.random.default_rng(0), 100
+    rows = (np.stack([rng.integers(0, 2, n), rng.integers(-6, 6, n), np.round(rng.normal(5.7, 0.9, n), 1)], axis=1) for _ in range(60))
+    sites = from_arrays({str(i): (x.astype(np.float32), rng.integers(0, 2, n)) for i, x in enumerate(rows)}).sites
+    assert not [site.name for site in sites if near_duplicates(site, [one for one in sites if one is not site])]
+
+
 def test_of_many_other_sites_some_tell_what_is_usual() -> None:
     rng, measured = np.random.default_rng(0), {}
     for i in range(60):

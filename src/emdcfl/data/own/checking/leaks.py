@@ -141,13 +141,17 @@ class Repeats:
         return max(MANY_COPIES, SHARE_OF_COPIES * self.samples[site], BEYOND_CHANCE * self.held_by_chance.get(site, 0.0))
 
     def _many(self, a: str, b: str, n: int) -> bool:
-        """Whether two sites share more equal samples than chance has any two of all sites share (Poisson, corrected for their number)."""
+        """Whether two sites share more equal samples than chance has any two of all sites share ."""
         by_chance = self.equal_pairs * self.samples[a] * self.samples[b]
-        if n < max(MANY_COPIES, SHARE_OF_COPIES * self.samples[b], BEYOND_CHANCE * by_chance):
-            return False
-        from scipy.special import gammainc
+        many = n >= max(MANY_COPIES, SHARE_OF_COPIES * self.samples[b], BEYOND_CHANCE * by_chance)
+        return many and _beyond(n, by_chance, math.comb(len(self.samples), 2))
 
-        return bool(gammainc(n, by_chance) * math.comb(len(self.samples), 2) <= ALPHA)
+
+def _beyond(n: int, expected: float, tests: int) -> bool:
+    """Whether more events happened than a Poisson number with this mean gives in any of so many tests."""
+    from scipy.special import gammainc
+
+    return bool(gammainc(n, expected) * tests <= ALPHA)
 
 
 def repeats(scenario: Scenario) -> Repeats:
@@ -255,18 +259,25 @@ def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
     train = _rows(site.train.x.numpy()[trained])
     x = np.concatenate([_rows(both[split][i][None]) for split, i in held])
     others = [others[i] for i in rng.permutation(len(others))[:MAX_OTHERS]] if len(others) > MAX_OTHERS else others
-    vary, strangers = _varying(train, x), _strangers(train, others, rng, len(train))
-    train, x, strangers = train[:, vary], x[:, vary], strangers[:, vary]
-    distances = _distances(x, train)
+    vary = _varying(train, x)
+    x = x[:, vary]
+    distances = _distances(x, train[:, vary])
     order = np.argsort(distances, axis=1)[:, :NEIGHBOURS]
     nearest = np.take_along_axis(distances, order, axis=1)
     limit = nearest[:, -1] * _radius(nearest)
     usable = nearest[:, -1] > 0
     near = usable & (nearest[:, 0] <= limit)
-    # a site of other size is compared at its own density
-    chance = usable & (_distances(x, strangers).min(axis=1) <= limit)
-    share, by_chance = float(near.mean()), float(chance.mean()) * len(trained) / len(strangers)
-    if share < SHARE or share < 5 * by_chance:
+
+    def by_chance() -> float:
+        strangers = _strangers(train, others, rng, len(train))[:, vary]
+        chance = usable & (_distances(x, strangers).min(axis=1) <= limit)
+        return float(chance.mean()) * len(trained) / len(strangers)  # a site of other size is compared at its own density
+
+    share, usual = float(near.mean()), by_chance()
+    if share < SHARE or share < 5 * usual:
+        return None
+    usual = float(np.mean([usual, *(by_chance() for _ in range(ORDERS))]))  # few rows say little each time
+    if share < 5 * usual or not _beyond(int(near.sum()), max(usual, ALPHA) * len(held), len(others) + 1):
         return None
     pairs = [(*held[i], int(trained[j])) for i, j in np.argwhere(near[:, None] & (distances <= limit[:, None]))]
     return Near(site.name, share, pairs, trained)

@@ -199,7 +199,7 @@ def _repeats(report: FolderReport) -> Block:
     if found.by_chance and len(sentences) > 1:
         shown.append("most rows repeat inside their site, so that chance explains these")
     elif found.sentences() and not found.notes(""):
-        shown.append("these are few, and may be chance")
+        shown.append("chance may give as many")
     return Block("Equal samples", tuple(shown))
 
 
