@@ -153,9 +153,9 @@ def write_sweep(records: Sequence[dict[str, Any]], out: Path) -> None:
     write_file(out / "sweep.json", [(json.dumps(list(records), indent=1) + "\n").encode()])
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    names = ("scenario", "model", "cost", "solver", "reg", "ratio")
+    names = ("scenario", "cost", "solver", "reg", "ratio")
     writer.writerow([*names, "epsilon", "ari"])
     for r in records:
         for epsilon, value in [*zip(r["epsilons"], r["ari"], strict=True), ("auto", r["auto"])]:
-            writer.writerow([*(r.get(name, "") for name in names), epsilon, round(value, 6)])
+            writer.writerow([*(r[name] for name in names), epsilon, round(value, 6)])
     write_file(out / "sweep.csv", [buffer.getvalue().encode()])
