@@ -241,6 +241,13 @@ def test_columns_of_scores_sort_the_best_first(tmp_path: Path) -> None:
     assert order["train loss"] == "ascending"
 
 
+def test_numbered_sites_are_listed_by_number(tmp_path: Path) -> None:
+    numbers = sorted(map(str, range(1, 13)))
+    run = read_run(make_run(tmp_path / "run", clients=12, groups=2, names=numbers))
+    assert run.clients == numbers and [run.clients[i] for i in run.members[0]] == ["1", "2", "3", "10", "11", "12"]
+    assert run_context(run)["clusters"][1]["members"] == ["4", "5", "6", "7", "8", "9"]
+
+
 def test_of_many_clients_each_cluster_shows_its_worst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flag = {"client": "a", "what": "n", "value": 9.0, "typical": 1.0, "first": 1, "times": 1}
     folder = make_run(tmp_path / "run", clients=40, rounds=1, flags=[flag] * 9)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 
 def seconds(value: float | None) -> str:
@@ -114,6 +116,28 @@ def plot_text(text: str) -> str:
 MAX_LABEL_LENGTH = 80
 """Characters of a name in a plot."""
 
+
+def reading_order(clients: Sequence[str]) -> list[int]:
+    """Return the positions of clients in the order in which people look for them: alphabetical names by the numbers in them.
+
+    Only for what is shown: results depend on the order of clients. An order that is not alphabetical was somebody's choice.
+
+    Examples
+    --------
+    >>> reading_order(["1", "10", "2"]), reading_order(["b2", "b10", "a1"])
+    ([0, 2, 1], [0, 1, 2])
+    """
+    positions = range(len(clients))
+    if any(a > b for a, b in pairwise(clients)):
+        return list(positions)
+    return sorted(positions, key=lambda i: _by_numbers(clients[i]))
+
+
+def _by_numbers(name: str) -> list[str | tuple[int, str]]:
+    parts = re.split("([0-9]+)", name)  # every second part is a number, of which int() takes no thousands of digits
+    return [(len(own := part.lstrip("0")), own) if i % 2 else part for i, part in enumerate(parts)]
+
+
 NAMED_IN_FULL = 6
 """Longest list of names that is written out."""
 
@@ -126,7 +150,8 @@ def names(clients: Collection[str]) -> str:
     >>> names(["a", "b"]), names([f"s{i:03d}" for i in range(100)])
     ('a, b', '100 clients (s000 … s099)')
     """
-    listed = [escaped(client) for client in clients]
+    given = list(clients)
+    listed = [escaped(given[i]) for i in reading_order(given)]
     return ", ".join(listed) if len(listed) <= NAMED_IN_FULL else f"{len(listed)} clients ({listed[0]} … {listed[-1]})"
 
 

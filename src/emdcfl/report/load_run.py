@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from emdcfl.clustering import PairRatios, members_of
+from emdcfl.clustering import PairRatios
 from emdcfl.core.checks import read_toml
 from emdcfl.core.errors import StoreError
 from emdcfl.core.metric import Metric, metric_of, score_of
+from emdcfl.core.units import reading_order
 from emdcfl.report.svg import COLOURS, SHAPES
 from emdcfl.runs.outputs import read_reading, read_summary
 from emdcfl.runs.personal import FINE_TUNED, with_personal
@@ -43,8 +44,11 @@ class Run:
 
     @cached_property
     def members(self) -> dict[int, list[int]]:
-        """Cluster → the numbers of its clients."""
-        return members_of(self.clusters or [])
+        """Cluster → the numbers of its clients, in the order of a reader."""
+        found: dict[int, list[int]] = {}
+        for i in self.order if self.clusters is not None else ():
+            found.setdefault(self.clusters[i], []).append(i)
+        return found
 
     @cached_property
     def groups(self) -> list[str] | None:
@@ -99,10 +103,11 @@ class Run:
         names = list(dict.fromkeys(self.groups or []))
         return {g: SHAPES[i] if len(names) <= len(SHAPES) else "circle" for i, g in enumerate(names)}
 
-    @property
+    @cached_property
     def order(self) -> list[int]:
+        """The numbers of the clients by cluster, and there in the order of a reader."""
         labels = self.clusters or [0] * len(self.clients)
-        return sorted(range(len(labels)), key=lambda i: (labels[i], i))
+        return sorted(reading_order(self.clients), key=labels.__getitem__)
 
 
 def read_run(folder: Path) -> Run:

@@ -10,7 +10,7 @@ import numpy as np
 
 from emdcfl.clustering.pairs import SIGNS, over_tolerance
 from emdcfl.core.optional import require
-from emdcfl.core.units import plot_text, plural
+from emdcfl.core.units import plot_text, plural, reading_order
 from emdcfl.methods.base import Distances
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.patches import Rectangle
 
-    order = sorted(range(len(clients)), key=lambda i: (clusters[i], i))
+    order = sorted(reading_order(clients), key=clusters.__getitem__)
     w = distances.W[np.ix_(order, order)]
     ratio = np.maximum(over_tolerance(w, distances.epsilon[np.ix_(order, order)]), -6.0)
     kind = distances.kind[np.ix_(order, order)]

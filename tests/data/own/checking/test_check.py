@@ -89,6 +89,14 @@ def test_what_is_said_of_all_sites_counts_every_site(tmp_path: Path) -> None:
     assert columns["due"].range_over() == "2024-01-01 to 2024-01-28; early, late"
 
 
+def test_numbered_sites_are_listed_by_number(tmp_path: Path) -> None:
+    for number in (9, 10, 101):
+        write(tmp_path / f"{number}.csv", WORDS, seed=number)
+    report = check_folder(tmp_path)
+    assert [client.name for client in report.clients] == ["10", "101", "9"]
+    assert [row[0] for block in data_page(report).blocks if block.title == "Sites" for row in block.rows] == ["9", "10", "101"]
+
+
 def test_terminal_and_html_say_the_same(traps: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (traps / "north.csv").rename(traps / "a <b>.csv")
     printed = " ".join(called(capfd, "data", "check", traps, "--html", tmp_path / "page.html").out.split())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from emdcfl.core.units import names, plural, quantity, some
+from emdcfl.core.units import names, plural, quantity, reading_order, some
 from emdcfl.data.own.checking.check import ClientReport, FolderReport
 from emdcfl.data.own.checking.columns import ColumnProfile, Doubt
 from emdcfl.data.own.cleaning import folded
@@ -44,6 +44,7 @@ class DataPage:
 
 def data_page(report: FolderReport, *, across: int = 3) -> DataPage:
     """Write the page; tables list up to ``across`` sites beside each other, and summarise more."""
+    report = replace(report, clients=tuple(report.clients[i] for i in reading_order([client.name for client in report.clients])))
     left_out = [note for note in report.notes if isinstance(note, LeftOut)]
     doubts = [note for note in report.notes if not isinstance(note, LeftOut)]
     blocks = [
