@@ -89,6 +89,18 @@ def test_what_is_said_of_all_sites_counts_every_site(tmp_path: Path) -> None:
     assert columns["due"].range_over() == "2024-01-01 to 2024-01-28; early, late"
 
 
+def test_all_that_stops_a_run_is_told_at_once(tmp_path: Path) -> None:
+    columns: dict[str, Callable[[int], Any]] = {
+        "who": lambda i: f"P{7919 * i % 9973}",
+        "seen": lambda i: f"{i % 28 + 1}.{i // 28 + 1}.24",
+    }
+    for site, more in {"a": {}, "b": {"dose": lambda i: i}, "c": {"puls": lambda i: i}}.items():
+        write(tmp_path / f"{site}.csv", WORDS, n=5 if site == "c" else 250, **columns, **more)
+    errors = check_folder(tmp_path).errors
+    told = ("'c'.* has 5 samples", "'who' has 250", "'seen' has 250", "'a'.* lacks the column 'dose'", "'a'.* lacks the column 'puls'")
+    assert len(errors) == len(told) and all(re.search(one, error) for one, error in zip(told, errors, strict=True)), errors
+
+
 def test_numbered_sites_are_listed_by_number(tmp_path: Path) -> None:
     for number in (9, 10, 101):
         write(tmp_path / f"{number}.csv", WORDS, seed=number)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ import numpy as np
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
-from emdcfl.data.own.checking.columns import ColumnProfile
+from emdcfl.data.own.checking.columns import ColumnProfile, check_categories
 from emdcfl.data.own.checking.leaks import Repeats, leaks, repeats, series_notes
 from emdcfl.data.own.cleaning import REGRESSION
 from emdcfl.data.own.folder import FolderOptions, FolderSamples, build_scenario, read_folder, read_site_alone
 from emdcfl.data.own.formats.client_tables import read_client_tables
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder, discover, visible
+from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.notes import write_notes
-from emdcfl.data.own.parts import Raw
+from emdcfl.data.own.parts import Raw, prepare
 from emdcfl.data.own.splitting import RANDOM
+from emdcfl.data.own.tables import column_kinds
 from emdcfl.data.types import Scenario
 
 
@@ -127,11 +130,36 @@ def _split_and_report(reading: FolderSamples, seed: int, *, alone: bool = False)
     try:
         scenario, divided = build_scenario(reading, seed=seed, alone=alone)
     except DataError as error:
-        return replace(report, errors=(str(error),))
+        return replace(report, errors=tuple(dict.fromkeys([str(error), *_problems(reading, seed, alone=alone)])))
     found = repeats(scenario)
     series = series_notes(reading.raws, reading.label) if reading.label is not None and reading.how.rule == RANDOM else []
     notes = (*scenario.notes, *found.notes(str(path)), *leaks(scenario, divided, reading.how.rule), *series)
     return with_splits(replace(report, notes=notes, repeats=found), scenario)
+
+
+def _problems(reading: FolderSamples, seed: int, *, alone: bool) -> list[str]:
+    """Return all that stops a run, which itself stops at the first."""
+    raws = reading.raws
+    checks: list[Callable[[], object]] = [
+        partial(common_units, {raw.name: raw.units for raw in raws}),
+        partial(prepare, str(reading.path), raws, seed, alone=alone),
+    ]
+    if reading.label is not None:
+        checks += [partial(check_categories, [column]) for column in reading.features]
+        tables = [(f"client {raw.name!r} ({raw.origin})", part.x) for raw in raws for part in raw.parts.values()]
+        everywhere = set[str].intersection(*(set(table.column_names) for _, table in tables))
+        uneven = [column.name for column in reading.features if column.name not in everywhere]
+        checks.append(partial(column_kinds, tables, [reading.label]))  # with all columns, so that it finds one of another name
+        checks += [partial(column_kinds, tables, [reading.label, *(other for other in uneven if other != name)]) for name in uneven]
+    found: dict[str, None] = {}
+    for check in checks:
+        try:
+            check()
+        except DataError as error:
+            text = str(error)
+            if not any(text.partition(";")[0] == known.partition(";")[0] for known in found):
+                found[text] = None
+    return list(found)
 
 
 def describe(reading: FolderSamples) -> FolderReport:
