@@ -64,21 +64,21 @@ def predict(
     found: list[dict[str, Any]]
     if served.about.target is not None:
         found = [{"input": n, "value": value} for n, value in zip(inputs, p[:, 0].tolist(), strict=True)]
-        rows = [(one["input"], f"{one['value']:.6g}") for one in found]
+        rows = [[one["input"], f"{one['value']:.6g}"] for one in found]
     else:
         found = [
             {"input": n, "class": classes[k], "probabilities": dict(zip(map(str, classes), row, strict=True))}
             for n, k, row in zip(inputs, p.argmax(1).tolist(), p.tolist(), strict=True)
         ]
-        rows = [(one["input"], str(one["class"]), f"{max(one['probabilities'].values()):.1%}") for one in found]
+        rows = [[one["input"], str(one["class"]), f"{max(one['probabilities'].values()):.1%}"] for one in found]
     if out is not None:
         _write_csv(out, found, served.about)
     if as_json or out is None:
         answer(found, ["\t".join(map(escaped, row)) for row in rows], as_json=as_json)
     else:
         typer.echo(escaped(f"{plural(len(found), 'prediction')} in {out}"))
-    for error in errors:
-        say_error(error)
+    for said in errors:
+        say_error(said)
     if errors:
         raise typer.Exit(USER_ERROR)
 
@@ -100,8 +100,8 @@ def _read_each(files: list[Path], encoding: Mapping[str, Any]) -> tuple[Tensor, 
             errors.append(f"{file}: {error.strerror or error}")
     errors = list(dict.fromkeys(errors))  # a run on arrays says the same of every file
     if not read:
-        for error in errors[:-1]:
-            say_error(error)
+        for said in errors[:-1]:
+            say_error(said)
         raise DataError(errors[-1])
     return torch.cat([x for x, _ in read]), [name for _, names in read for name in names], errors
 

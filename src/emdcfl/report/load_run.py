@@ -46,8 +46,9 @@ class Run:
     def members(self) -> dict[int, list[int]]:
         """Cluster → the numbers of its clients, in the order of a reader."""
         found: dict[int, list[int]] = {}
-        for i in self.order if self.clusters is not None else ():
-            found.setdefault(self.clusters[i], []).append(i)
+        labels = self.clusters or []
+        for i in self.order if labels else ():
+            found.setdefault(labels[i], []).append(i)
         return found
 
     @cached_property

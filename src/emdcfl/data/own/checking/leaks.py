@@ -143,15 +143,11 @@ class Repeats:
     def _many(self, a: str, b: str, n: int) -> bool:
         """Whether two sites share more equal samples than chance has any two of all sites share ."""
         by_chance = self.equal_pairs * self.samples[a] * self.samples[b]
-        many = n >= max(MANY_COPIES, SHARE_OF_COPIES * self.samples[b], BEYOND_CHANCE * by_chance)
-        return many and _beyond(n, by_chance, math.comb(len(self.samples), 2))
+        if n < max(MANY_COPIES, SHARE_OF_COPIES * self.samples[b], BEYOND_CHANCE * by_chance):
+            return False
+        from scipy.special import gammainc
 
-
-def _beyond(n: int, expected: float, tests: int) -> bool:
-    """Whether more events happened than a Poisson number with this mean gives in any of so many tests."""
-    from scipy.special import gammainc
-
-    return bool(gammainc(n, expected) * tests <= ALPHA)
+        return bool(gammainc(n, by_chance) * math.comb(len(self.samples), 2) <= ALPHA)  # the tail of Poisson's distribution
 
 
 def repeats(scenario: Scenario) -> Repeats:
@@ -277,7 +273,7 @@ def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
     if share < SHARE or share < 5 * usual:
         return None
     usual = float(np.mean([usual, *(by_chance() for _ in range(ORDERS))]))  # few rows say little each time
-    if share < 5 * usual or not _beyond(int(near.sum()), max(usual, ALPHA) * len(held), len(others) + 1):
+    if share < 5 * usual:
         return None
     pairs = [(*held[i], int(trained[j])) for i, j in np.argwhere(near[:, None] & (distances <= limit[:, None]))]
     return Near(site.name, share, pairs, trained)
