@@ -102,10 +102,13 @@ def test_loading_modules_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None
 def test_models_of_baselines_are_not_kept_and_a_finished_one_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = planned(rounds=1, epochs=1)
     result = run(own, tmp_path / "run")
-    found = baselines.run_baselines(result)
+    said: list[str] = []
+    found = baselines.run_baselines(result, say=said.append)
+    assert said == ["for comparison: one model for all (fedavg)", "for comparison: every site alone (local)"]
     assert not list((tmp_path / "run" / "baselines").rglob("*.safetensors"))
     monkeypatch.setattr(baselines, "run", None)
-    again = baselines.run_baselines(result)
+    again = baselines.run_baselines(result, say=said.append)
+    assert len(said) == 2
     assert {name: other.summary["accuracy"] for name, other in again.items()} == {n: o.summary["accuracy"] for n, o in found.items()}
     assert [row["accuracy"] for row in again["local"].history] == [row["accuracy"] for row in found["local"].history]
     with pytest.raises(StoreError, match="has no models"):

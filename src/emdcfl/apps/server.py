@@ -121,9 +121,8 @@ def main(grid: Grid, context: Context) -> None:
 def _compare(result: Result, journal: Journal, *, keep: bool) -> None:
     """Train the baselines with the same nodes; a run that is finished does not fail with them."""
     journal.write(event="baselines", rounds=result.summary["rounds"])
-    log.info("for comparison: one model for all (fedavg), then every site alone (local)")
     try:
-        run_baselines(result, observer=journal, keep=keep)
+        run_baselines(result, observer=journal, keep=keep, say=log.info)
     except EmdcflError as error:
         log.warning("whether groups pay is not said: %s; continue with --resume", error)
 

@@ -149,8 +149,7 @@ def run(
         planned = _timed(_with_doubts(chosen, place, say), place, budget, baselines=compare, resume=resume, live=live, say=say)
         result = start(planned, place, resume=resume, observer=watch(live), baselines=comparisons)
         if compare and not remote:  # else the federation has trained them
-            say("for comparison: one model for all (fedavg), then every site alone (local)")
-            run_baselines(result, observer=live, keep=comparisons is Baselines.MODELS, workers=chosen.engine.workers)
+            run_baselines(result, observer=live, keep=comparisons is Baselines.MODELS, workers=chosen.engine.workers, say=say)
     _finish(console, result, place, merging=not remote, baselines=compare, as_json=as_json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from emdcfl.runs.runner import run, scores_of
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import Lock, make_folder
 from emdcfl.runs.store.run_store import LOCK
-from emdcfl.runs.verdict.advice import LINEAR, LOGISTIC
+from emdcfl.runs.verdict.advice import BASELINES, LINEAR, LOGISTIC
 from emdcfl.runs.verdict.per_site import is_table, most_frequent, regression_rows, training_mean
 
 
@@ -33,25 +34,34 @@ def not_tuned(config: Config, method: str) -> Config:
     return replace(config, method=Choice(method), personalize=PersonalizeConfig("off"))
 
 
-def run_baselines(result: Result, *, observer: Observer | None = None, keep: bool = False, workers: int | None = None) -> dict[str, Result]:
+def run_baselines(
+    result: Result,
+    *,
+    observer: Observer | None = None,
+    keep: bool = False,
+    workers: int | None = None,
+    say: Callable[[str], object] = lambda _: None,
+) -> dict[str, Result]:
     """Run (or finish) the baselines on the same data, in sub-folders of the run directory if there is one.
 
     One run of FedAvg is two of them: one model for all, and the same model fine-tuned at home. It follows ``[personalize]`` of the run,
     or keeps what pays. Of a table whose rows are here there is also a regression at every site: logistic, or linear of numbers. Only
-    scores stay on disk, unless models are to be kept. ``workers`` are the run's if not given.
+    scores stay on disk, unless models are to be kept. ``workers`` are the run's if not given; ``say`` is told which training begins.
     """
     with ExitStack() as held:
         if result.folder is not None:  # whose own run has ended: nobody else is to resume it meanwhile
             held.callback(Lock(result.folder / LOCK).release)
         common = result.config if workers is None else with_workers(result.config, workers)
-        return _run_all(result, common, observer, keep=keep)
+        return _run_all(result, common, observer, say, keep=keep)
 
 
-def _run_all(result: Result, common: Config, observer: Observer | None, *, keep: bool) -> dict[str, Result]:
+def _run_all(result: Result, common: Config, observer: Observer | None, say: Callable[[str], object], *, keep: bool) -> dict[str, Result]:
     found = {}
     for name, config in (("fedavg", one_for_all(common)), ("local", not_tuned(common, "local"))):
         place = None if result.folder is None else result.folder / "baselines" / name
         done = None if keep else _finished(result, config, place)
+        if done is None:
+            say(f"for comparison: {BASELINES[name]} ({name})")
         found[name] = done or run(config, place, resume=place is not None, observer=observer, scenario=result.scenario)
         if place is not None and not keep:
             _forget_models(place)

@@ -45,7 +45,7 @@ def label_column(table: pa.Table, label: str | None, origin: str) -> str:
         if name in table.column_names:
             return name
     shown = ", ".join(_names_of(table)) or "no line with column names"
-    raise DataError(f"{origin}: name the label column (--label COLUMN); it has {shown}")
+    raise DataError(f"{origin}: name the label column (--label COLUMN, in Python label=); it has {shown}")
 
 
 def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRule = RANDOM) -> tuple[Part, list[Note]]:
