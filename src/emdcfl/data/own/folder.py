@@ -21,6 +21,7 @@ from emdcfl.data.own.checking.leaks import leaks, repeats
 from emdcfl.data.own.checking.profiling import profile_columns
 from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning, variant_notes
 from emdcfl.data.own.formats.client_tables import read_client_tables, read_shared_table
+from emdcfl.data.own.formats.dates import usual_dates
 from emdcfl.data.own.formats.images import Header, common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, FolderLayout, discover, site_files
 from emdcfl.data.own.formats.quantities import common_units
@@ -38,7 +39,6 @@ from emdcfl.data.own.tables import (
     read_list,
     summarise,
     text_values,
-    usual_dates,
 )
 from emdcfl.data.types import Preprocess, Scenario
 

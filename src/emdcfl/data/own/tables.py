@@ -15,7 +15,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -27,11 +27,6 @@ from emdcfl.core.optional import pa, pc
 
 OTHER_SIZE, MIN_VALUES = 8.0, 10
 """How many times larger or smaller new numbers are that look like those of another unit, and how many different ones say so."""
-
-AUTO = "auto"
-"""Format of dates that is told from their cells."""
-WRITTEN = "written"
-"""Metadata of a column of dates: the format that its text had."""
 
 DROP_ROWS = "drop-rows"
 """Policy of missing values by which rows with one are left out."""
@@ -298,17 +293,6 @@ def pool(summaries: Sequence[Summary], label: str, cells: CellRules = AS_WRITTEN
     if not columns:
         raise DataError("the tables have no usable column besides the label")
     return TableEncoding(label, tuple(columns), cells.missing)
-
-
-def usual_dates(cells: CellRules, tables: Sequence[pa.Table]) -> CellRules:
-    """Return the rules for new files: where all files wrote dates alike, a new one with few rows is read so, too."""
-    dates = []
-    for name, form in cells.dates:
-        fields = [table.schema.field(name).metadata or {} for table in tables if name in table.column_names]
-        written = {field.get(WRITTEN.encode(), b"").decode() for field in fields} - {""}
-        usual = written.pop() if form == AUTO and len(written) == 1 else ""
-        dates.append((name, f"{AUTO}:{usual}" if usual else form))
-    return replace(cells, dates=tuple(dates))
 
 
 def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

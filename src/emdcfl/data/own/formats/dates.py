@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import pa
-from emdcfl.data.own.tables import AUTO, read_list
+from emdcfl.data.own.tables import CellRules, read_list
 
+AUTO = "auto"
+"""Format of dates that is told from their cells."""
+WRITTEN = "written"
+"""Metadata of a column of dates: the format that its text had."""
 DAYS = (
     *("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d"),
     *("%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%d/%m/%y", "%d-%m-%Y", "%d %b %Y", "%d-%b-%Y", "%d %B %Y"),
@@ -104,6 +109,17 @@ def read_dates(options: str | Iterable[str] | None) -> tuple[tuple[str, str], ..
     """
     pairs = [one.partition(":%") for one in read_list(options, "--date COLUMN,… or COLUMN:FORMAT,…")]
     return tuple((name.strip(), f"%{form}" if sign else AUTO) for name, sign, form in pairs)
+
+
+def usual_dates(cells: CellRules, tables: Sequence[pa.Table]) -> CellRules:
+    """Return the rules for new files: where all files wrote dates alike, a new one with few rows is read so, too."""
+    dates = []
+    for name, form in cells.dates:
+        fields = [table.schema.field(name).metadata or {} for table in tables if name in table.column_names]
+        written = {field.get(WRITTEN.encode(), b"").decode() for field in fields} - {""}
+        usual = written.pop() if form == AUTO and len(written) == 1 else ""
+        dates.append((name, f"{AUTO}:{usual}" if usual else form))
+    return replace(cells, dates=tuple(dates))
 
 
 def _first_odd(cells: list[str | None], forms: Iterable[str]) -> tuple[int, str]:

@@ -13,12 +13,12 @@ import numpy as np
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow, pa, pc
-from emdcfl.data.own.formats.dates import as_dates
+from emdcfl.data.own.formats.dates import WRITTEN, as_dates
 from emdcfl.data.own.formats.layout import EXCEL_SUFFIXES
 from emdcfl.data.own.formats.parquet import CATEGORIES, read_parquet
 from emdcfl.data.own.formats.quantities import find_unit, is_money, split_unit, without_unit
 from emdcfl.data.own.formats.spreadsheet import read_workbook
-from emdcfl.data.own.tables import AS_WRITTEN, WRITTEN, CellRules, text_values
+from emdcfl.data.own.tables import AS_WRITTEN, CellRules, text_values
 
 if TYPE_CHECKING:
     import pyarrow.csv as pcsv
