@@ -141,7 +141,7 @@ class Repeats:
         return max(MANY_COPIES, SHARE_OF_COPIES * self.samples[site], BEYOND_CHANCE * self.held_by_chance.get(site, 0.0))
 
     def _many(self, a: str, b: str, n: int) -> bool:
-        """Whether two sites share more equal samples than chance has any two of all sites share ."""
+        """Whether two sites share more equal samples than chance gives any two of all sites."""
         by_chance = self.equal_pairs * self.samples[a] * self.samples[b]
         if n < max(MANY_COPIES, SHARE_OF_COPIES * self.samples[b], BEYOND_CHANCE * by_chance):
             return False
