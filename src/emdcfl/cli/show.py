@@ -199,7 +199,7 @@ def _show_worth(
     metric, own = metric_of(summary), score_of(used(summary))
     uneven, numbers = "balanced" in own, "rmse" in own
     more = ("balanced", "AUC") if uneven else ("RMSE",) if numbers else ()
-    sure = () if numbers else ("95% interval",)  # 80 columns have no room for it beside the RMSE; the page does
+    sure = () if more else ("95% interval",)  # 80 columns have no room for it beside them; the page does
     heads = ("training", metric.label, *sure, *more, "worst", f"gain in {metric.unit}")
     rows = []
     for what, score, gain in worth_rows(summary, others):
