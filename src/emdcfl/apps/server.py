@@ -76,7 +76,7 @@ class Journal(logging.Handler):
         self.write(event="reply", task=task, client=client, loss=loss if isinstance(loss, float) else None, accuracy=first)
 
     def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
-        clusters = None if serving.clusters is None else serving.clusters.tolist()
+        clusters = None if serving.clusters is None else serving.k
         self.write(event="end", round=index, total=total, rows=rows, clusters=clusters)
 
     def outcome(self, **result: Any) -> None:

@@ -332,5 +332,5 @@ def show_event(event: dict[str, Any], observer: Any) -> None:
 
         from emdcfl.methods.base import Serving
 
-        clusters = None if event["clusters"] is None else torch.tensor(event["clusters"])
+        clusters = None if event["clusters"] is None else torch.arange(event["clusters"])
         observer.end(event["round"], event["total"], event["rows"], Serving(torch.zeros(0, 0), torch.zeros(0, 0), clusters=clusters))

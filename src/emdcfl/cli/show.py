@@ -24,6 +24,7 @@ from emdcfl.runs.verdict.advice import advice, used, worth_rows
 from emdcfl.runs.verdict.findings import in_brief, unbalanced
 from emdcfl.runs.verdict.structure import one_group_by_benefit, structure
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
+from emdcfl.runs.verdict.trained_with import untrained
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
 from emdcfl.runs.watching.progress import terminal
 
@@ -168,10 +169,10 @@ def _list(console: Console, lines: Sequence[str], what: str, file: str = "summar
 def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
     metric, variant = metric_of(summary), next(iter(score_of(summary)["variants"]))
     score = {r["client"]: score_of(r)[variant] for r in rows if is_tested(r, variant)}
-    known, lines = summary["groups"] is not None, []
+    known, lines, absent = summary["groups"] is not None, [], untrained(summary)
     for k, at in members_of(summary["clusters"]).items():
         members = [summary["clients"][i] for i in at]
-        cells = [str(k), names(members)]
+        cells = ["none" if members[0] in absent else str(k), names(members)]
         if known:
             cells.append(", ".join(dict.fromkeys(str(summary["groups"][i]) for i in at)))
         own = [score[n] for n in members if n in score]

@@ -66,6 +66,16 @@ class Serving:
     shares: Tensor | None = None
     """(K, C): weight of client c in the last average that model k is."""
 
+    @property
+    def k(self) -> int:
+        """Number of clusters, or of models where there are none. Clients that never trained are no cluster, if others did."""
+        if self.clusters is None:
+            return len(self.models)
+        known = self.clusters
+        if self.reached is not None and self.reached.any():
+            known = known[(self.weights[:, self.reached.any(1)] > 0).any(1)]
+        return len(set(known.tolist()))
+
 
 class Method(Protocol):
     """A clustered-learning algorithm. ``State`` is its dataclass of tensors, numbers, strings, and lists and dicts of them.

@@ -24,6 +24,7 @@ from emdcfl.runs.result import Result, load
 from emdcfl.runs.scoring import model_names
 from emdcfl.runs.served import Served
 from emdcfl.runs.store.files import make_folder, write_file, write_tensors
+from emdcfl.runs.verdict.trained_with import untrained
 
 FILES = {"images": "images", "table": "CSV files with the columns of training", "arrays": "`.npy` files"}
 
@@ -81,7 +82,7 @@ def export(folder: Path, out: Path | None = None, *, fine_tuned: bool = False, t
 
 
 def _groups(result: Result) -> Iterator[Export]:
-    serving, clients = result.serving, list(result.clients)
+    serving, clients, absent = result.serving, list(result.clients), untrained(result.summary)
     if (serving.weights > 0).sum(1).max() > 1:  # a client's model is an average of several
         for client, safe in zip(clients, file_names([f"client-{c}" for c in clients]), strict=True):
             yield Export(safe, f"the model for {client}", (client,), result.model_of(client, plain=True).states[0])
@@ -89,7 +90,7 @@ def _groups(result: Result) -> Iterator[Export]:
     names = model_names(serving, clients)
     for row, safe in enumerate(file_names(names)):
         members = tuple(c for i, c in enumerate(clients) if serving.weights[i, row] > 0)
-        if members:
+        if members and members[0] not in absent:
             yield Export(safe, names[row].replace("cluster-", "group "), members, serving.models[row])
 
 

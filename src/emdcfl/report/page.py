@@ -39,6 +39,7 @@ from emdcfl.runs.verdict.advice import BASELINES, scores_of_sites, used, worth_r
 from emdcfl.runs.verdict.findings import in_brief, sentences
 from emdcfl.runs.verdict.intervals import row_interval
 from emdcfl.runs.verdict.structure import headline
+from emdcfl.runs.verdict.trained_with import untrained
 from emdcfl.runs.verdict.what_differs import difference_in_words, nothing_differs
 from emdcfl.studies.results import RESULTS
 
@@ -249,8 +250,10 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _clusters(run: Run) -> Iterator[dict[str, Any]]:
-    largest = max(map(len, run.members.values()), default=0)
-    for k, at in run.members.items():  # none where the method has no clusters
+    absent = untrained(run.summary)
+    members = {k: at for k, at in run.members.items() if run.clients[at[0]] not in absent}
+    largest = max(map(len, members.values()), default=0)
+    for k, at in members.items():  # none where the method has no clusters
         scores = [a for i in at if (a := run.score_at(run.clients[i], run.variants[0])) is not None]
         yield {
             "k": k,
@@ -267,13 +270,14 @@ def _clusters(run: Run) -> Iterator[dict[str, Any]]:
 def _table(run: Run) -> Iterator[dict[str, Any]]:
     """One row per client listed, in the order of clusters."""
     rmse = score_of(run.summary)["variants"].get(run.variants[0], {}).get("rmse", {}).get("sites", [])
+    absent = untrained(run.summary)
     for i in _listed(run):
         client, row = run.clients[i], run.last.get(run.clients[i])
         interval = None if row is None else row_interval(row, run.variants[0])
         edges = {} if run.pairs is None else {side: run.pairs.edge(i, same=side == "inside") for side in ("inside", "outside")}
         yield {
             "client": client,
-            "cluster": None if run.clusters is None else run.clusters[i],
+            "cluster": None if run.clusters is None else "–" if client in absent else run.clusters[i],
             "colour": "kx" if run.clusters is None else run.colours[run.clusters[i]],
             "group": None if run.groups is None else run.groups[i],
             "score": {v: run.score_at(client, v) for v in run.variants},

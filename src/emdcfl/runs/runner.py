@@ -226,7 +226,7 @@ class _Account:
             "seed": planned.config.run.seed,
             "rounds": finished.index,
             "finished": finished.index == planned.rounds and not self.unfinished,
-            "k": int(serving.models.shape[0]) if clusters is None else len(set(clusters)),
+            "k": serving.k,
             "ari": agreement(clusters, fed.clients, scenario.groups),
             "clients": list(fed.clients),
             "classes": len(scenario.classes),

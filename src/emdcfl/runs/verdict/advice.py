@@ -16,6 +16,7 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import names, percent, percent_range, plural, some
 from emdcfl.runs.verdict.chance import Guessing, guessing, over_mean
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, more_samples
+from emdcfl.runs.verdict.trained_with import trained
 
 LOGISTIC, LINEAR = "logistic", "linear"
 """Regressions per site that stand beside networks: of classes, and of numbers."""
@@ -95,8 +96,7 @@ def rivals(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Inte
 
 def all_alone(summary: Summary) -> bool:
     """Whether every group that a run ended with consists of one site."""
-    clusters = summary.get("clusters")
-    return clusters is not None and summary["k"] == len(clusters)
+    return summary.get("clusters") is not None and summary["k"] == trained(summary)
 
 
 def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
@@ -218,7 +218,7 @@ def _best(worse: Mapping[str, Interval], baselines: Mapping[str, Summary], *, di
 
 def what_to_do(summary: Summary) -> str:
     """Say what this run did, as something to do."""
-    k, n, tuned = summary["k"], len(summary["clients"]), _tuned(summary)
+    k, n, tuned = summary["k"], trained(summary), _tuned(summary)
     if summary.get("clusters") is None:
         return f"Train with {summary['method']}{tuned}"
     if k == 1:
@@ -251,7 +251,7 @@ def _called(summary: Summary, choice: str = "this run") -> str:
         return BASELINES[choice]
     if summary.get("clusters") is None:
         return str(summary["method"])
-    own = {1: f"one model for all{_tuned(summary)}", len(summary["clients"]): BASELINES["local"]}
+    own = {1: f"one model for all{_tuned(summary)}", trained(summary): BASELINES["local"]}
     return own.get(summary["k"], f"training in these {summary['k']} groups")
 
 

@@ -10,8 +10,9 @@ from emdcfl.core.units import names, percent, percent_range, plural, some
 from emdcfl.runs.verdict.advice import STANDS_OUT, Summary, advice, scores_of_sites, used, worth
 from emdcfl.runs.verdict.chance import over_mean
 from emdcfl.runs.verdict.intervals import these_sites
-from emdcfl.runs.verdict.structure import headline, one_group_by_benefit, structure
+from emdcfl.runs.verdict.structure import headline, not_compared, one_group_by_benefit, structure
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
+from emdcfl.runs.verdict.trained_with import untrained
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
 
 FAR_APART = 0.2
@@ -31,6 +32,8 @@ def in_brief(summary: Summary, reading: Summary | None, baselines: Mapping[str, 
 
 def _look_at(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> str:
     """Name the sites that a person should look at first, and why."""
+    if absent := untrained(summary):
+        return f"never trained, so in no group and without a model to use: {names(absent)}"
     to_do = advice(summary, baselines)
     if to_do is not None and (to_do.look or to_do.doubts):
         return (to_do.look or to_do.doubts)[0]
@@ -103,7 +106,7 @@ def unbalanced(summary: Summary) -> str | None:
 
 def _alone(summary: Summary, reading: Summary | None) -> str | None:
     clients, clusters = summary["clients"], summary.get("clusters") or []
-    sizes, unknown = Counter(clusters), [] if reading is None else reading["not_compared"]
+    sizes, unknown = Counter(clusters), not_compared(summary, reading)
     alone = [c for c, k in zip(clients, clusters, strict=False) if sizes[k] == 1 and c not in unknown]
     return f"no group fits {names(alone)}" if 0 < len(alone) < len(clients) else None
 

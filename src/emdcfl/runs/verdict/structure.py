@@ -9,6 +9,7 @@ from emdcfl.core.units import plural
 from emdcfl.methods import METHODS
 from emdcfl.runs.verdict.advice import Summary, advice, lower_first, no_model, used, what_to_do
 from emdcfl.runs.verdict.chance import guessing
+from emdcfl.runs.verdict.trained_with import untrained
 
 
 def headline(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary] | None = None) -> str:
@@ -50,7 +51,7 @@ def _by_distances(summary: Summary, reading: Summary | None) -> str:
     n, seen = len(summary["clients"]), structure(summary, reading)
     if summary.get("clusters") is None or n == 1:
         return seen
-    unknown = 0 if reading is None else len(reading["not_compared"])
+    unknown = len(not_compared(summary, reading))
     if reading is not None and (reading["doubts"] or reading["borderline"] or unknown):
         alone = f"the {metric_of(summary).label} of one model for all and of every site alone"
         more = "more validation samples" if unknown or reading["doubts"] else alone
@@ -71,7 +72,7 @@ def structure(summary: Summary, reading: Summary | None) -> str:
         }.get("" if method is None else method.family, mixed)
     if n == 1:
         return "A single client"
-    unknown = 0 if reading is None else len(reading["not_compared"])
+    unknown = len(not_compared(summary, reading))
     compared, found = n - unknown, len(set(clusters)) - unknown  # a client that was not compared is a cluster of its own
     if compared == 0:
         return f"None of the {n} clients could be compared"
@@ -84,6 +85,11 @@ def structure(summary: Summary, reading: Summary | None) -> str:
         text = f"{plural(found, 'group')} among {compared} clients"
     clarity = None if reading is None else _clarity(summary, reading, found)
     return text + (clarity or "") + (f"; {plural(unknown, 'client')} not compared" if unknown else "")
+
+
+def not_compared(summary: Summary, reading: Summary | None) -> set[str]:
+    """Return the clients of which no group is known: they were compared with no other, or never trained."""
+    return {*untrained(summary), *(() if reading is None else reading["not_compared"])}
 
 
 def one_group_by_benefit(summary: Summary, reading: Summary | None) -> bool:

@@ -36,6 +36,18 @@ def origins(serving: Serving, clients: Sequence[str], models: Sequence[str]) -> 
     return found
 
 
+def untrained(summary: Mapping[str, Any]) -> list[str]:
+    """Return the clients whose model nobody trained while others trained theirs: nothing is known of their group."""
+    found = summary.get("trained_with") or []
+    none = {client for one in found if not one["sites"] for client in one["serves"]}
+    return [client for client in summary["clients"] if client in none] if any(one["sites"] for one in found) else []
+
+
+def trained(summary: Mapping[str, Any]) -> int:
+    """Return the number of sites that any group could hold: those that never trained are in none."""
+    return len(summary["clients"]) - len(untrained(summary))
+
+
 def in_words(summary: Mapping[str, Any]) -> list[str]:
     """Say whose updates went into the models: once where it is as the groups say, else for every model where it is not."""
     found = summary.get("trained_with")
@@ -54,6 +66,8 @@ def in_words(summary: Mapping[str, Any]) -> list[str]:
 def origin_in_words(one: Origin) -> str:
     """Say whose updates one model holds."""
     served, sites, shares = set(one["serves"]), one["sites"], one.get("shares")
+    if not sites:
+        return f"the model of {names(one['serves'])} is the first one, which nobody trained; do not use it"
     parts = []
     inside = [c for c in sites if c in served]
     if inside:

@@ -163,7 +163,7 @@ class Live:
     def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
         parts = [f"round {index:>{len(str(total))}}/{total}"]
         if serving.clusters is not None:
-            parts.append(plural(len(set(serving.clusters.tolist())), "cluster"))
+            parts.append(plural(serving.k, "cluster"))
         if self.losses:
             parts.append(f"train loss {np.mean(self.losses):.4f}")
         main = next((variant for row in rows for variant in score_of(row) or ()), "")

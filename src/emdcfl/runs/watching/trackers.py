@@ -58,7 +58,7 @@ class Tracking:
     def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
         values = {"train/loss": float(np.mean(self.losses))} if self.losses else {}
         if serving.clusters is not None:
-            values["clusters"] = float(len(set(serving.clusters.tolist())))
+            values["clusters"] = float(serving.k)
         for tested, known in tested_scores(rows).items():
             scores = {f"{v}/{what}": float(of(s)) for v, s in known.items() for what, of in (("mean", np.mean), ("worst", min))}
             if tested == index:
