@@ -1,6 +1,6 @@
 """The run directory: whatever one of its files holds, every reader reads it or says in one line what is wrong; a resume does too.
 
-A round's JSON is also forged with a checksum that fits, so that what lies behind the checksum is tried as well.
+A round's JSON, the summary and the reading are also forged with a checksum that fits, so that what lies behind it is tried as well.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import Any
 
 import torch
 
-from emdcfl.core.errors import EmdcflError
+from emdcfl.core.errors import EmdcflError, StoreError
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.report.load_run import read_run
+from emdcfl.report import render
 from emdcfl.runs import runner
 from emdcfl.runs.config import Config, from_dict
 from emdcfl.runs.outputs import load_served, read_reading, read_summary
 from emdcfl.runs.plan import plan
 from emdcfl.runs.store import RunStore
+from emdcfl.runs.store.files import sealed, unsealed
 from emdcfl.studies import results
 from fuzz.feed import Feed, one_line
 
@@ -38,6 +39,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "engine": {"name": "sequential", "device": "cpu"},
 }
 FORGED = "forged round"
+SEALED = {"forged summary": "summary.json", "forged reading": "reading.json"}
 
 
 class Template:
@@ -86,14 +88,17 @@ def seeds() -> list[bytes]:
     found = [bytes([i, 0]) + there.files[name] for i, name in enumerate(there.names) if len(there.files[name]) < 20000]
     found += [bytes([i, 2, 0, 100, 0, 0, 65]) for i in range(len(there.names))]
     body = json.loads(there.files[there.newest])["body"]
-    return [*found, bytes([len(there.names)]) + json.dumps(body).encode()]
+    bodies = [body, *(unsealed(json.loads(there.files[name]), name) for name in SEALED.values())]
+    return [*found, *(bytes([len(there.names) + i]) + json.dumps(content).encode() for i, content in enumerate(bodies))]
 
 
 def one(data: bytes) -> None:
     """Damage one file, look at everything, resume."""
     there, feed = template(), Feed(data)
-    name = feed.choice([*there.names, FORGED])
-    if name == FORGED:
+    name = feed.choice([*there.names, FORGED, *SEALED])
+    if name in SEALED:
+        name, content = SEALED[name], _resealed(feed.rest())
+    elif name == FORGED:
         name, content = there.newest, _forged(feed.rest())
     else:
         content = feed.changed(there.files[name])
@@ -111,6 +116,14 @@ def _forged(body: bytes) -> bytes:
     except (ValueError, RecursionError):
         return body
     return f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","body":{text}}}\n'.encode()
+
+
+def _resealed(body: bytes) -> bytes:
+    try:
+        value = json.loads(body)
+        return json.dumps(sealed(value, "forged") if isinstance(value, dict) else value).encode()
+    except (ValueError, RecursionError, StoreError):
+        return body
 
 
 def _told(look: Callable[[Template], object], there: Template) -> None:
@@ -141,7 +154,7 @@ def _results(there: Template) -> None:
 
 
 def _report(there: Template) -> None:
-    read_run(there.path)
+    render(there.path)
 
 
 def _resume(there: Template) -> None:

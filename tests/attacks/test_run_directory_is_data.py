@@ -6,8 +6,10 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests import tiny  # noqa: F401  registers the scenario
 from tests.e2e.shell import called
 
@@ -15,11 +17,12 @@ import emdcfl
 from emdcfl.core.errors import ConfigError, ModelError, StoreError
 from emdcfl.models import BUILDERS
 from emdcfl.report.load_run import read_run
+from emdcfl.report.page import render
 from emdcfl.runs.config import Choice, Config, RunConfig, load
 from emdcfl.runs.outputs import load_served
 from emdcfl.runs.runner import run
 from emdcfl.runs.store import RunStore, identity
-from emdcfl.runs.store.files import read_tensors, write_tensors
+from emdcfl.runs.store.files import read_json, read_tensors, unsealed, write_json, write_tensors
 
 EVIL = """
 from pathlib import Path
@@ -144,3 +147,97 @@ def test_a_config_that_is_nested_without_end_is_refused_in_one_line(nested: str,
         read_run(place)
     with pytest.raises(ConfigError, match="not valid TOML: more than 32 levels"):
         load(place / identity.CONFIG)
+
+
+def _forged(run: Path, name: str, at: tuple[str | int, ...], value: object) -> None:
+    """Set an entry of a sealed file to a value, or delete it (``None``), and seal the file again."""
+    content = unsealed(read_json(run / name), name)
+    *above, last = at
+    holder: Any = content
+    for key in above:
+        holder = holder[key]
+    if value is None:
+        del holder[last]
+    else:
+        holder[last] = value
+    write_json(run / name, content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [
+        ("summary.json", ("what_differs",), [{"who": "a", "members": [], "found": [{"here": 1}]}]),
+        ("summary.json", ("trained_with",), [{"model": 1, "serves": "a"}]),
+        ("summary.json", ("failures",), [3]),
+        ("summary.json", ("accuracy", "variants"), {}),
+        ("summary.json", ("accuracy", "variants", "test", "sites"), [1e308]),
+        ("summary.json", ("clients", 0), "site-1"),
+        ("baselines/local/summary.json", ("accuracy", "high"), None),
+        ("baselines/local/summary.json", ("accuracy", "variants"), {}),
+        ("reading.json", ("not_compared",), None),
+        ("reading.json", ("clusters",), {"0": [1]}),
+    ],
+)
+def test_a_forged_summary_or_reading_is_refused_in_one_line(
+    honest: Path, tmp_path: Path, name: str, at: tuple[str | int, ...], value: object
+) -> None:
+    place = tmp_path / "forged"
+    shutil.copytree(honest, place)
+    (place / "baselines" / "local").mkdir(parents=True)
+    shutil.copyfile(honest / "summary.json", place / "baselines" / "local" / "summary.json")
+    shutil.copyfile(honest / "config.toml", place / "baselines" / "local" / "config.toml")
+    read_run(place)
+    _forged(place, name, at, value)
+    with pytest.raises(StoreError, match=f"{name}.*resume the run") as refused:
+        render(place)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"client": 5}, {"accuracy": {"test": 1e308}}, {"test_loss": None}])
+def test_a_forged_row_of_metrics_is_refused_by_the_report(honest: Path, tmp_path: Path, change: dict[str, object]) -> None:
+    place = tmp_path / "forged"
+    shutil.copytree(honest, place)
+    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    shutil.rmtree(place / "state")  # with its checksum
+    (place / "metrics.jsonl").write_text("".join(f"{json.dumps({**row, **change})}\n" for row in rows))
+    for attempt in (lambda: render(place), lambda: emdcfl.load(place)):
+        with pytest.raises(StoreError, match="no run writes|state"):
+            attempt()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("classes", ["one"]),
+        ("classes", [1, 2, 3, 4]),
+        ("input", [1 << 40]),
+        ("encoding", {"kind": "table", "label": "y", "columns": [{"mean": 1}]}),
+        ("encoding", {"kind": "images", "shape": [3, 8, 8]}),
+        ("preprocess", {"mean": [0.0, 1.0], "std": [1.0], "scale": 1.0, "size": None}),
+        ("preprocess", {"mean": [0.0], "std": [0.0], "scale": 1.0, "size": None}),
+    ],
+)
+def test_a_model_file_whose_inputs_no_run_has_is_refused(honest: Path, tmp_path: Path, key: str, value: object) -> None:
+    place = tmp_path / "forged"
+    shutil.copytree(honest, place)
+    for path in (place / "models").glob("*.safetensors"):
+        tensors, metadata = read_tensors(path)
+        write_tensors(path, tensors, {**metadata, key: json.dumps(value)}, seal=True)
+    for attempt in (lambda: emdcfl.load(place), lambda: load_served(place, "site-0")):
+        with pytest.raises(StoreError, match="resume the run"):
+            attempt()
+    render(place)
+
+
+@pytest.mark.slow
+def test_a_model_of_numbers_that_are_not_finite_is_refused(honest: Path, tmp_path: Path) -> None:
+    place = tmp_path / "forged"
+    shutil.copytree(honest, place)
+    for path in (place / "models").glob("*.safetensors"):
+        tensors, metadata = read_tensors(path)
+        write_tensors(path, {name: one * torch.nan for name, one in tensors.items()}, metadata, seal=True)
+    with pytest.raises(StoreError, match="not finite"):
+        load_served(place, "site-0")

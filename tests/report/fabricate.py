@@ -52,7 +52,7 @@ def make_run(
     for t in range(1, rounds + 1):
         for i, name in enumerate(names):
             score = {v: float(np.clip(accuracy - 0.1 / t + generator.normal(0, 0.02), 0, 1)) for v in variants}
-            tested = {"accuracy": score, "test_samples": dict.fromkeys(variants, 180)}
+            tested = {"accuracy": score, "test_loss": dict.fromkeys(variants, 0.5), "test_samples": dict.fromkeys(variants, 180)}
             rows.append({"round": t, "client": name, "cluster": truth[i], "train_loss": 0.5 / t, **tested})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
     last = rows[-clients:]

@@ -268,7 +268,8 @@ def test_of_many_clients_each_cluster_shows_its_worst(tmp_path: Path, monkeypatc
 def test_untested_clients_and_an_unfinished_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", finished=False)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = [r if r["client"] != "group0-site0" else {**r, "accuracy": None, "test_samples": None, "train_loss": None} for r in rows]
+    none = dict.fromkeys(("accuracy", "test_loss", "test_samples", "train_loss"))
+    kept = [r if r["client"] != "group0-site0" else {**r, **none} for r in rows]
     (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept) + '{"round": 6, "cli')
     assert "This run is not finished" in Page(render(run)).text
     (run / "metrics.jsonl").unlink()

@@ -16,6 +16,7 @@ from emdcfl.report.load_run import read_run
 from emdcfl.report.page import render
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import IN_MEMORY
+from emdcfl.runs.result import load
 from emdcfl.runs.runner import run
 from emdcfl.runs.scoring import site_scores
 from emdcfl.runs.verdict.advice import LOGISTIC, advice
@@ -67,6 +68,7 @@ def test_a_run_on_unbalanced_tables_says_both_and_compares_with_a_regression(tmp
         score = summary["accuracy"]
         assert score["balanced"]["sites"] == 3 and score["balanced"]["low"] < score["balanced"]["mean"] < score["mean"]
         assert score["auc"]["low"] <= score["auc"]["mean"] <= score["auc"]["high"]
+    load(tmp_path / "run")  # rows with scores of unbalanced classes are as a run writes them
     said = unbalanced(result.summary)
     assert ("Classes", f"{said[:1].upper()}{said[1:]}.") in sentences(result.summary, None, others)
     assert list(others) == ["fedavg", "fedavg+ft", "local", LOGISTIC]

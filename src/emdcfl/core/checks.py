@@ -16,6 +16,9 @@ from emdcfl.core.errors import ConfigError, nearest
 NONE = "none"
 """How ``None`` is written where the format has no word for it (TOML)."""
 
+MAX_WHOLE = 1 << 1023
+"""Whole numbers beyond it are no floats."""
+
 MAX_DEPTH = 32
 """Levels of tables and lists in TOML; a run has three or four."""
 
@@ -120,9 +123,15 @@ def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
     if origin in (typing.Union, types.UnionType):
         return _fit_union(value, arguments)
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool), float(value) if isinstance(value, (int, float)) else value
+        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_WHOLE
+        number = whole or (isinstance(value, float) and math.isfinite(value))
+        return number, float(value) if number else value
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool), value
+    if origin is typing.NotRequired:
+        return _fit(value, arguments[0])
+    if typing.is_typeddict(hint):
+        return _fit_record(value, hint)
     container = origin or hint
     if container is tuple:
         return _fit_tuple(value, arguments)
@@ -167,6 +176,16 @@ def _fit_mapping(value: Any, hint: Any) -> tuple[bool, Any]:
     if not isinstance(value, Mapping):
         return False, value
     pairs = {key: _fit(item, hint) for key, item in value.items()}
+    return all(fits for fits, _ in pairs.values()), {key: item for key, (_, item) in pairs.items()}
+
+
+def _fit_record(value: Any, hint: Any) -> tuple[bool, Any]:
+    """A typed dict: what it needs is there, what it knows fits, anything else is taken as it is."""
+    hints = typing.get_type_hints(hint, include_extras=True)
+    needed = {key for key, one in hints.items() if typing.get_origin(one) is not typing.NotRequired}
+    if not isinstance(value, Mapping) or not needed <= value.keys():
+        return False, value
+    pairs = {key: _fit(item, hints.get(key, Any)) for key, item in value.items()}
     return all(fits for fits, _ in pairs.values()), {key: item for key, (_, item) in pairs.items()}
 
 

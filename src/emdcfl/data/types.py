@@ -5,7 +5,7 @@ Images stay uint8 in memory and become network inputs in batches, on the device 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -68,6 +68,10 @@ class Site:
         return cls(name, splits["train"], splits["val"], tests)
 
 
+MAX_SIDE = 1 << 13
+"""Pixels on a side to which images are resized."""
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """From stored ``x`` to the network's input: ``(resize(x · scale) − mean) / std``, in float32."""
@@ -93,6 +97,11 @@ class Preprocess:
         if self.size is not None and z.shape[-2:] != (self.size, self.size):
             z = _resize_and_crop(z, self.size)
         return z
+
+    def suits(self, shape: Sequence[int]) -> bool:
+        """Whether samples of this shape can be brought to the network's input."""
+        each = {len(self.mean), len(self.std)} <= {1, shape[0]} and all(spread > 0 for spread in self.std)
+        return each and (self.size is None or (len(shape) == 3 and 0 < self.size <= MAX_SIDE))
 
     def as_dict(self) -> dict[str, Any]:
         return {"mean": list(self.mean), "std": list(self.std), "scale": self.scale, "size": self.size}

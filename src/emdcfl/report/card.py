@@ -12,9 +12,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors import SafetensorError, safe_open
 
+from emdcfl.core.checks import fits
 from emdcfl.core.metric import score_of
 from emdcfl.core.units import plural, quantity
 from emdcfl.report.svg import visible
+from emdcfl.runs.served import INPUTS
 from emdcfl.runs.verdict.trained_with import origin_in_words
 
 CARD = "README.md"
@@ -74,13 +76,14 @@ def _results(context: Mapping[str, Any], group: Mapping[str, Any] | None) -> lis
 
 
 def _metadata(folder: Path, key: str) -> Any:
-    """Return one entry of the metadata of a run's models; none where there are no models yet."""
+    """Return one entry of the metadata of a run's models; none where there are no models yet, or they are damaged."""
     path = min((folder / "models").glob("*.safetensors"), default=None)
     if path is None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            return json.loads((file.metadata() or {})[key])
+            value = json.loads((file.metadata() or {})[key])
+            return value if fits(value, INPUTS[key]) else None
     except (OSError, ValueError, KeyError, RecursionError, SafetensorError):
         return None
 

@@ -16,9 +16,10 @@ from emdcfl.core.units import reading_order
 from emdcfl.report.svg import COLOURS, SHAPES
 from emdcfl.runs.outputs import read_reading, read_summary
 from emdcfl.runs.personal import FINE_TUNED, with_personal
-from emdcfl.runs.scoring import MetricsRow, better_rounds, is_tested
+from emdcfl.runs.scoring import MetricsRow, better_rounds, check_rows, is_tested
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import read_arrays, refuse_links
+from emdcfl.runs.store.rounds import METRICS
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def read_run(folder: Path) -> Run:
         raise StoreError(f"{folder / 'summary.json'}: no {(missing or [f'{metric}.variants'])[0]!r}; resume the run to write it again")
     found = {p.name: p for p in sorted((folder / "baselines").glob("*")) if (p / "summary.json").is_file()}
     rows = RunStore(folder).read_metrics()
+    check_rows(rows, str(folder / METRICS))
     better = better_rounds(rows, summary)
     return Run(
         path=folder,

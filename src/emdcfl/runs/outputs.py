@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from emdcfl.core.checks import describe, fits
 from emdcfl.core.errors import DataError, StoreError, nearest
-from emdcfl.core.metric import Metric, metric_of
+from emdcfl.core.metric import metric_of
 from emdcfl.core.params import make_layout
 from emdcfl.methods.base import Distances, Serving
 from emdcfl.methods.emdcfl.interpret import read
-from emdcfl.models import BUILDERS, ModelRecipe
+from emdcfl.models import BUILDERS
 from emdcfl.runs.figures import heatmap, margin_plot, png
 from emdcfl.runs.scoring import model_names
 from emdcfl.runs.served import ModelInfo, Served, served
 from emdcfl.runs.store import files
+from emdcfl.runs.summary_types import AGAIN, NEEDED, Split, check, check_summary
+from emdcfl.runs.summary_types import READING as READING_KEYS
 from emdcfl.runs.verdict.what_differs import pictures
 
 if TYPE_CHECKING:
@@ -35,15 +36,7 @@ if TYPE_CHECKING:
 INDEX = "models/index.json"
 PERSONAL = "personal/index.json"
 READING = "reading.json"
-AGAIN = "resume the run to write it again"
-
-Numbers = float | None
-SUMMARY: dict[str, Any] = {
-    "method": str, "scenario": str, "seed": int, "rounds": int, "finished": bool, "k": int,
-    "clients": list[str], "clusters": list[int] | None, "groups": list[Any] | None, "ari": Numbers,
-}  # fmt: skip
-"""What every summary of a run with models holds beside its scores; a run directory may come from elsewhere."""
-
+Read = tuple[ModelInfo, dict[str, torch.Tensor], dict[str, str]]
 OFTEN = 1 << 26
 """Numbers in all models together up to which they are written after every round; more are written after the last (the state has them)."""
 
@@ -142,49 +135,19 @@ def file_names(names: list[str]) -> list[str]:
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    return _read_json(run, "summary.json", f"{run} is not a run directory that has finished a round")
+    """Read what a run found, checked as far as it is there (``summary_types``)."""
+    summary = _read_json(run, "summary.json", f"{run} is not a run directory that has finished a round")
+    check_summary(summary, str(run / "summary.json"))
+    return summary
 
 
 def read_reading(run: Path) -> dict[str, Any] | None:
     """Read what a run's distances say about its clusters (``methods.emdcfl.interpret``); None where the method has no distances."""
-    return _read_json(run, READING, f"{run} has no reading") if (run / READING).exists() else None
-
-
-def _check_summary(run: Path, summary: Mapping[str, Any]) -> None:
-    """Raise unless the summary holds what a ``Result`` reads from it."""
-    where = f"{run / 'summary.json'}"
-    _check(summary, SUMMARY, where)
-    n, metric = len(summary["clients"]), metric_of(summary)
-    for name in ("clusters", "groups"):
-        if summary[name] is not None and len(summary[name]) != n:
-            raise StoreError(f"{where}: expected {n} {name}, one per client, got {len(summary[name])}; {AGAIN}")
-    told = [(summary, where)]
-    if "personalized" in summary:
-        _check(summary, {"personalized": dict[str, Any]}, where)
-        told.append((summary["personalized"], f"{where}: personalized"))
-        _check(told[1][0], {"kept": list[str], "clients": dict[str, dict[str, Numbers] | None]}, told[1][1])
-    for holder, place in told:
-        _check(holder, {metric: dict[str, Any]}, place)
-        score, place = holder[metric], f"{place}: {metric}"
-        _check(score, {"mean": Numbers, "worst": Numbers, "variants": dict[str, dict[str, Any]]}, place)
-        _check(score, {end: Numbers for end in ("low", "high") if end in score or metric is Metric.R2}, place)
-        if not score["variants"]:
-            raise StoreError(f"{place}: expected a variant, got none; {AGAIN}")
-        for one in (score, *score["variants"].values()) if metric is Metric.R2 else ():
-            _check(one, {"rmse": dict[str, Any]}, place)
-            _check(one["rmse"], {"mean": Numbers}, f"{place}: rmse")
-        for one in score["variants"].values() if metric is Metric.R2 else ():
-            both = one.get("sites"), one["rmse"].get("sites")
-            if not all(fits(each, list[Numbers]) and len(each) == n for each in both):
-                raise StoreError(f"{place}: expected numbers of {n} sites; {AGAIN}")
-
-
-def _check(found: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> None:
-    for key, hint in hints.items():
-        if key not in found:
-            raise StoreError(f"{where}: no {key!r}; {AGAIN}")
-        if not fits(found[key], hint):
-            raise StoreError(f"{where}: expected {key} as {describe(hint)}, got {type(found[key]).__name__}; {AGAIN}")
+    if not (run / READING).exists():
+        return None
+    reading = _read_json(run, READING, f"{run} has no reading")
+    check(reading, {**READING_KEYS, **({"splits": list[Split]} if "splits" in reading else {})}, str(run / READING))
+    return reading
 
 
 def _read_json(run: Path, name: str, otherwise: str) -> dict[str, Any]:
@@ -201,9 +164,9 @@ def load_outputs(run: Path, *, trust_model: bool = False) -> dict[str, Any]:
     """Return the fields of a ``Result`` that a run directory holds beside its config and metrics; models are read when asked for."""
     files.refuse_links(run)
     summary, index = read_summary(run), _read_index(run)
-    _check_summary(run, summary)
+    check(summary, {**NEEDED, metric_of(summary).value: dict[str, Any]}, str(run / "summary.json"))
     with _reading_models(run):
-        about, _ = _read_model(run, index["models"][0], trust_model)
+        about, _, _ = _read_model(run, index["models"][0], trust_model)
     models = {"source": partial(_load_serving, run, summary, index, about), "personal": partial(_load_personal, run, about)}
     return {"summary": summary, "about": about, **models}
 
@@ -217,12 +180,14 @@ def load_served(run: Path, client: str, *, plain: bool = False, trust_model: boo
     own = None if plain else _personal_names(run).get(client)
     with _reading_models(run):
         if own is not None:
-            about, tensors = _read_model(run, own, trust_model, "personal")
+            about, tensors, _ = _read_model(run, own, trust_model, "personal")
             return Served(about, about.flat(tensors)[None], (1.0,))
         weights: dict[str, float] = index["clients"][client]
         read = [_read_model(run, name, trust_model) for name in weights]
+        if all(metadata.get("trained_with") == "[]" for _, _, metadata in read):
+            raise DataError(f"{run}: the model of {client!r} is the first one, which nobody trained; choose another client")
         about = read[0][0]
-        return served(about, torch.stack([about.flat(tensors) for _, tensors in read]), list(weights.values()), index["mix"])
+        return served(about, torch.stack([about.flat(tensors) for _, tensors, _ in read]), list(weights.values()), index["mix"])
 
 
 def _personal_names(run: Path) -> dict[str, str]:
@@ -230,7 +195,7 @@ def _personal_names(run: Path) -> dict[str, str]:
     if not (run / PERSONAL).exists():
         return {}
     index = _read_json(run, PERSONAL, f"{run} has no fine-tuned models")
-    _check(index, {"clients": dict[str, str]}, str(run / PERSONAL))
+    check(index, {"clients": dict[str, str]}, str(run / PERSONAL))
     names: dict[str, str] = index["clients"]
     return names
 
@@ -269,19 +234,22 @@ def load_distances(run: Path) -> Distances | None:
         raise StoreError(f"{path}: no array {error}; {AGAIN}") from error
 
 
-def _read_model(run: Path, name: str, trust_model: bool, folder: str = "models") -> tuple[ModelInfo, dict[str, torch.Tensor]]:
+def _read_model(run: Path, name: str, trust_model: bool, folder: str = "models") -> Read:
     path = _model_path(run, name, folder)
     tensors, metadata = files.read_tensors(path)
     about = ModelInfo.from_metadata(metadata, path, trust_model=trust_model)
-    _check_network(about.recipe, sum(tensor.numel() for tensor in tensors.values()), path)
-    return about, tensors
+    _check_network(about, sum(tensor.numel() for tensor in tensors.values()), path)
+    return about, tensors, metadata
 
 
-def _check_network(recipe: ModelRecipe, held: int, path: Path) -> None:
-    """Refuse a file whose network is larger than its tensors, before memory is taken for it."""
-    if recipe.name in BUILDERS:  # others may not build without memory
+def _check_network(about: ModelInfo, held: int, path: Path) -> None:
+    """Refuse a file whose network is larger than its tensors, before memory is taken for it, or does not tell its classes apart."""
+    if about.recipe.name in BUILDERS:  # others may not build without memory
         with torch.device("meta"):
-            wanted = make_layout(recipe.untrained()()).size
+            layout = make_layout(about.recipe.untrained()())
+        wanted = layout.size
+        if layout.outputs != (len(about.classes) or 1):
+            raise StoreError(f"{path}: names a network with {layout.outputs} outputs for {len(about.classes)} classes")
         if wanted > held:  # a file may also hold counters that are no part of a state
             raise StoreError(f"{path}: names a network of {wanted} numbers but holds {held}")
 
@@ -296,7 +264,7 @@ def _read_index(run: Path) -> dict[str, Any]:
     if not (run / INDEX).exists() and (run / "summary.json").exists() and not read_summary(run).get("finished", True):
         raise StoreError(f"{run} has no models yet: as large as they are, they are written after the last round; go on with --resume")
     index = _read_json(run, INDEX, f"{run} has no models")
-    _check(index, {"mix": str, "models": list[str], "clients": dict[str, dict[str, float]]}, str(run / INDEX))
+    check(index, {"mix": str, "models": list[str], "clients": dict[str, dict[str, float]]}, str(run / INDEX))
     served = {client: min(weights.values(), default=0) > 0 for client, weights in index["clients"].items()}
     if not all(served.values()):
         raise StoreError(f"{run / INDEX}: expected models with weights above 0 for {min(served, key=lambda c: served[c])!r}; {AGAIN}")

@@ -21,9 +21,10 @@ from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import Config
 from emdcfl.runs.outputs import load_outputs, write_outputs
-from emdcfl.runs.scoring import MetricsRow, is_tested
+from emdcfl.runs.scoring import MetricsRow, check_rows, is_tested
 from emdcfl.runs.served import ModelInfo, Served, served
 from emdcfl.runs.store import RunStore, data_record
+from emdcfl.runs.store.rounds import METRICS
 
 if TYPE_CHECKING:
     from emdcfl.runs.new_sites.nearest import NearestCluster
@@ -250,4 +251,6 @@ def load(folder: str | Path, *, trust_model: bool = False) -> Result:
     outputs = load_outputs(path, trust_model=trust_model)
     store = RunStore.read(path)
     config = store.config() if trust_model else store.foreign_config()
-    return Result(config=config, history=store.read_metrics(), folder=path, **outputs)
+    history = store.read_metrics()
+    check_rows(history, str(path / METRICS))
+    return Result(config=config, history=history, folder=path, **outputs)

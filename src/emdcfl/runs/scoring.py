@@ -19,6 +19,7 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
 from emdcfl.runs.served import served_to
+from emdcfl.runs.summary_types import MAX_SCORE
 from emdcfl.runs.verdict.intervals import LEVEL, SiteScores, difference, new_sites, these_sites
 
 MetricsRow = dict[str, Any]
@@ -44,7 +45,8 @@ def check_rows(rows: Sequence[Any], where: str) -> None:
         numbers = [row.get("cluster"), row.get("train_loss"), *(v for by in found if isinstance(by, dict) for v in by.values())]
         variants = [set(by) for by in found if isinstance(by, dict)]
         whole = all(by is None for by in found) or (len(variants) == len(found) and all(names == variants[0] for names in variants))
-        if not whole or not all(value is None or type(value) in (int, float) for value in numbers):
+        small = all(value is None or (type(value) in (int, float) and abs(value) <= MAX_SCORE) for value in numbers)
+        if not whole or not small:
             raise StoreError(f"{where} holds a row with values that no run writes; start again with another --out")
         uneven = row.get("unbalanced", {})
         known = isinstance(uneven, dict) and all(isinstance(one, dict) for one in uneven.values())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from emdcfl.core.checks import fits
 from emdcfl.core.errors import DataError
 from emdcfl.core.keys import global_seed
 from emdcfl.core.params import Network, average
@@ -22,6 +24,48 @@ from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import refuse_code
 
 BATCH = 256
+
+MAX_INPUT = 1 << 28
+"""Numbers in one sample: more would be taken from memory before an image is read."""
+
+
+class _Words(TypedDict):
+    name: str
+    words: list[str]
+
+
+class _Numbers(TypedDict):
+    name: str
+    mean: float
+    std: float
+    gaps: bool
+
+
+class _Table(TypedDict):
+    kind: Literal["table"]
+    label: str
+    columns: list[_Words | _Numbers]
+    missing: NotRequired[list[str]]
+
+
+class _Images(TypedDict):
+    kind: Literal["images"]
+    shape: list[int]
+
+
+class _Arrays(TypedDict):
+    kind: Literal["arrays"]
+
+
+class _Preprocess(TypedDict):
+    mean: list[float]
+    std: list[float]
+    scale: float
+    size: int | None
+
+
+INPUTS: dict[str, Any] = {"classes": list[str], "input": list[int], "encoding": _Table | _Images | _Arrays, "preprocess": _Preprocess}
+"""How a model file says what its inputs are; it may come from elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +123,31 @@ class ModelInfo:
         recipe = ModelRecipe.from_dict(json.loads(stored["model"]))
         if not trust_model:
             refuse_code(recipe.name, where)
-        classes = tuple(json.loads(stored["classes"]))
+        parts = {key: json.loads(stored[key]) for key in INPUTS}
+        for key, hint in INPUTS.items():
+            if not fits(parts[key], hint):
+                raise ValueError(f"{key} that no run writes")
+        encoding, shape, preprocess = parts["encoding"], tuple(parts["input"]), Preprocess.from_dict(parts["preprocess"])
+        known = encoding["kind"] != "images" or tuple(encoding["shape"]) == shape
+        if not known or not shape or min(shape) < 1 or math.prod(shape) > MAX_INPUT or not preprocess.suits(shape):
+            raise ValueError("inputs that no run has")
+        classes = tuple(parts["classes"])
         return cls(
             classes=classes,
-            preprocess=Preprocess.from_dict(json.loads(stored["preprocess"])),
+            preprocess=preprocess,
             recipe=recipe,
-            shape=tuple(json.loads(stored["input"])),
-            encoding=json.loads(stored["encoding"]),
+            shape=shape,
+            encoding=encoding,
             target=Target(*map(float, json.loads(stored["target"]))) if "target" in stored else None,
             label_kind=label_kind([stored.get("labels", "text")], classes),
         )
 
     def flat(self, state: Mapping[str, Tensor]) -> Tensor:
         """Return a state dict as a flat state θ."""
-        return torch.cat([state[entry.name].reshape(-1) for entry in self.network.layout.entries])
+        theta = torch.cat([state[entry.name].reshape(-1) for entry in self.network.layout.entries])
+        if not bool(theta.isfinite().all()):
+            raise ValueError("a model holds numbers that are not finite")
+        return theta
 
 
 @dataclass(frozen=True)

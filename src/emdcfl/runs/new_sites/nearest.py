@@ -144,6 +144,8 @@ def _weights(misfit: Mapping[int, float], sizes: Mapping[int, int]) -> dict[int,
 
 def mixture(groups: Groups, fit: Mapping[int, ClusterFit]) -> tuple[Tensor, Tensor]:
     chosen = [k for k in fit if fit[k].weight > 0]
+    if not chosen:
+        raise DataError("the models of this run give no finite numbers for this site, so it is near none; check its files and the run")
     return torch.stack([groups[k][0] for k in chosen]), torch.tensor([fit[k].weight for k in chosen])
 
 
