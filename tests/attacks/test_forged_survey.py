@@ -157,3 +157,46 @@ def test_the_others_agree_without_the_forger(lie: str, tmp_path: Path, caplog: p
     assert 0 < age["std"] < 10
     assert ward["words"] == ["north", "south"]
     assert "client 'c' did not answer the survey" in caplog.text
+
+
+RUINOUS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "a mean far away": lambda told: {**told, "mean": 1e6},
+    "a huge spread": lambda told: {**told, "deviation": 1e16},
+    "endless equal values": lambda told: {**told, "count": 10**8, "deviation": 0.0},
+}
+
+
+def _agreed(tmp_path: Path, kind: str, lie: Callable[[dict[str, Any]], dict[str, Any]] | None) -> Any:
+    """Return what three nodes agree on, of which the third lies."""
+    data = own(tmp_path, kind)
+    files = {name: data / (name if kind == "images" else f"{name}.csv") for name in ("a", "b", "c")}
+    grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(path))) for i, (name, path) in enumerate(files.items(), start=1)})
+
+    def forge(message: Message, answer: Callable[[Message], Message]) -> Message:
+        reply = answer(message)
+        said = codec.decode(reply.content)
+        if lie is not None and message.metadata.message_type == "query.survey":
+            told = said["reply"]
+            changed = {**told, "numeric": {"age": lie(told["numeric"]["age"])}} if "numeric" in told else lie(told)
+            reply.content = codec.encode({**said, "reply": changed})
+        return reply
+
+    grid.tamper[3] = forge
+    with session(Session(grid, QUICK, KeyList())):
+        return scenarios.build("nodes", clients=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("lie", RUINOUS)
+def test_one_node_cannot_ruin_the_standardisation_of_the_others(lie: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    age = _agreed(tmp_path, "tables", RUINOUS[lie]).encoding["columns"][0]
+    assert 40 < age["mean"] < 50 and 1 < age["std"] < 10
+    assert "client 'c': mean and spread of column 'age' are far from the others'" in caplog.text
+
+
+def test_endless_black_images_do_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    black = {"count": 1 << 44, "sums": torch.zeros(1).double(), "squares": torch.zeros(1).double()}
+    assert (
+        _agreed(tmp_path, "images", lambda told: {**black, "sums": 0 * told["sums"], "squares": 0 * told["squares"]}).preprocess.std[0]
+        > 0.05
+    )
+    assert "the brightness of its images" in caplog.text

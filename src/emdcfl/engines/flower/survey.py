@@ -37,6 +37,7 @@ from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import SURVEY, ConnectedNodes
 from emdcfl.engines.flower.messages import Retry
 from emdcfl.engines.flower.node.survey import DESCRIBE, MEASURE, Answer
+from emdcfl.engines.flower.survey_outliers import outlier
 from emdcfl.engines.flower.survey_replies import check_answer
 from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 
@@ -212,6 +213,12 @@ def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
     if pretrained:
         return encoding, Preprocess(mean=IMAGENET_MEAN, std=IMAGENET_STD, scale=1 / 255), shape
     measured = ask({"question": MEASURE, "seed": options["seed"], "shape": list(shape)})
+    for channel in range(shape[0]):
+        told = [(m["count"], float(m["sums"][channel]), float(m["squares"][channel])) for m in measured.values()]
+        if (i := outlier([(n, s / n, max(square - s * s / n, 0.0)) for n, s, square in told])) is not None:
+            client = list(measured)[i]
+            _tell_outlier(client, "the brightness of its images")
+            del measured[client]
     answers = measured.values()
     counts, sums, squares = ([answer[key] for answer in answers] for key in ("count", "sums", "squares"))
     preprocess = defaults.standardisation(counts, [x.numpy() for x in sums], [x.numpy() for x in squares], 1 / 255)
@@ -232,12 +239,21 @@ def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
     numeric = [name for name in columns if all(answer["columns"][name] for answer in described.values())]
     categorical = [name for name in columns if name not in numeric]
     question = {"question": MEASURE, "seed": options["seed"], "label": options["label"], "numeric": numeric, "categorical": categorical}
+    measured = ask(question)
+    moments = {client: {name: Moments(**answer["numeric"][name]) for name in numeric} for client, answer in measured.items()}
+    for name in numeric:
+        if (i := outlier([(m[name].count, m[name].mean, m[name].deviation) for m in moments.values()])) is not None:
+            client = list(moments)[i]
+            _tell_outlier(client, f"column {name!r}")
+            told = moments[client][name]
+            moments[client][name] = Moments(0, 0.0, 0.0, told.missing)
     summaries = [
-        Summary(
-            {name: Moments(**answer["numeric"][name]) for name in numeric}, {name: tuple(answer["words"][name]) for name in categorical}
-        )
-        for answer in ask(question).values()
+        Summary(moments[client], {name: tuple(answer["words"][name]) for name in categorical}) for client, answer in measured.items()
     ]
     units = common_units({client: {n: unit for n, unit in answer["units"].items() if n in numeric} for client, answer in described.items()})
     encoding = pool(summaries, label, units=units)
     return encoding.as_dict(), Preprocess(), (encoding.width,)
+
+
+def _tell_outlier(client: str, what: str) -> None:
+    log.warning("client %r: mean and spread of %s are far from the others', and do not count; check the unit", client, brief(what))

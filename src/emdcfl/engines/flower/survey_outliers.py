@@ -1,0 +1,50 @@
+"""One answer to the survey that would ruin the standardisation of everybody else: a lie, or numbers in another unit.
+
+Columns and pixels are standardised by the pooled mean and spread of all nodes, each weighted by the number of values that it claims. So one
+node could make a column of all others constant, or huge. Its numbers are left out where the others' standardisation would change by more
+than a factor of ``FACTOR`` for its sake. Two nodes cannot tell who is wrong, and two liars among more cover for each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+FACTOR = 10.0
+"""Ratio of spreads, or shift of the mean in spreads, from which one node's numbers are left out."""
+
+MIN_NODES = 3
+
+Numbers = tuple[float, float, float]
+"""Number of values, their mean, their sum of squared deviations from it."""
+
+
+def outlier(found: Sequence[Numbers]) -> int | None:
+    """Return which node's numbers of a column would ruin the standardisation of all others, if one does.
+
+    Examples
+    --------
+    >>> outlier([(100, 50.0, 900.0), (80, 52.0, 800.0), (100, 1e6, 900.0)])
+    2
+    >>> outlier([(100, 50.0, 900.0), (80, 52.0, 800.0), (100, 70.0, 90_000.0)]) is None
+    True
+    """
+    known = [i for i, (count, _, _) in enumerate(found) if count > 0]
+    if len(known) < MIN_NODES:
+        return None
+    mean, spread = _pooled([found[i] for i in known])
+    changes = {}
+    for i in known:
+        own_mean, own_spread = _pooled([found[j] for j in known if j != i])
+        if own_spread > 1e-12 * max(1.0, abs(own_mean)):  # else the others' column says nothing
+            ratio = max(spread, 1e-300) / own_spread
+            changes[i] = max(ratio, 1 / ratio, abs(mean - own_mean) / own_spread)
+    worst = max(changes, key=lambda i: changes[i], default=None)
+    return worst if worst is not None and changes[worst] > FACTOR else None
+
+
+def _pooled(found: Sequence[Numbers]) -> tuple[float, float]:
+    count = sum(n for n, _, _ in found)
+    mean = math.fsum(n * m for n, m, _ in found) / count
+    variance = math.fsum(deviation + n * (m - mean) ** 2 for n, m, deviation in found) / count
+    return mean, math.sqrt(variance)
