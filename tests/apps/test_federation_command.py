@@ -39,6 +39,23 @@ def test_init_says_fingerprints_and_what_comes_next(tmp_path: Path, capfd: pytes
     assert down.code == 0 and "nothing was running" in down.out
 
 
+def test_init_refuses_what_no_run_over_nodes_could_do(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for site in ("aachen", "st anna"):
+        (tmp_path / "sites" / site).mkdir(parents=True)
+        (tmp_path / "sites" / site / "data.csv").write_text("age,label\n" + "\n".join(f"{i},{'ab'[i % 2]}" for i in range(40)))
+    config, folder = tmp_path / "fix.toml", tmp_path / "fed"
+    config.write_text(f'[run]\nhold_out = ["aachen"]\n[scenario]\nname = "folder"\npath = "{tmp_path / "sites"}"\n')
+    for given, why in (
+        (["--data", config], "run.hold_out needs the data of all sites on one machine"),
+        (["--data", tmp_path / "sites"], "rename its file or folder"),
+        (["--host", "fl.example.org", "--site", "a", "--site", "b", "--site", "a"], "expected each site once, got a, b, a"),
+    ):
+        ended = called(capfd, "federation", "init", folder, *given)
+        assert ended.code == 2 and why in ended.err and not folder.exists()
+    checked = called(capfd, "data", "check", tmp_path / "sites")
+    assert "st anna: cannot name a node of a federation" in " ".join(checked.out.split())
+
+
 def test_a_run_over_flower_needs_a_federation(capfd: pytest.CaptureFixture[str]) -> None:
     ended = called(capfd, "run", "--engine", "flower")
     assert ended.code == 2 and "add --federation DIR" in ended.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 import tomllib
 import types
 import typing
@@ -16,11 +17,18 @@ from emdcfl.core.errors import ConfigError, nearest
 NONE = "none"
 """How ``None`` is written where the format has no word for it (TOML)."""
 
+NODE_NAME = "use letters, digits, '_', '.' and '-' only, the last two not at its beginning"
+
 MAX_WHOLE = 1 << 1023
 """Whole numbers beyond it are no floats."""
 
 MAX_DEPTH = 32
 """Levels of tables and lists in TOML; a run has three or four."""
+
+
+def names_node(name: str) -> bool:
+    """Whether a client's name can be that of a node in a federation: a folder's name, and a word on the command line."""
+    return re.fullmatch(r"\w[\w.-]*", name) is not None
 
 
 def read_toml(text: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ import emdcfl
 from emdcfl.apps import superlink
 from emdcfl.apps.deployment.certificates import make_certificates, make_node_key, make_publisher_key, sign_bundle, write_private
 from emdcfl.apps.supernode import HOST, QUIET, free_port
+from emdcfl.core.checks import NODE_NAME, names_node
 from emdcfl.core.errors import ConfigError
 
 CONNECTION = "federation"
@@ -139,6 +140,8 @@ def create_operator(path: str | Path, sites: Sequence[str], *, host: str, deadli
     if len(set(sites)) < 2:
         raise ConfigError(f"expected at least two sites, got {', '.join(sites) or 'none'}; give --site once for each")
     check_names(sites)
+    if len(set(sites)) < len(sites):
+        raise ConfigError(f"expected each site once, got {', '.join(sites)}")
     run = {"scenario": {"name": "nodes", "clients": list(sites)}}
     return _write_operator(folder, run, host=host, port=8000, deadline=deadline, nodes=[])
 
@@ -233,10 +236,8 @@ def _digits(nodes: int) -> dict[str, int]:
 def check_names(names: Sequence[str]) -> None:
     """Raise ``ConfigError`` if a name cannot be a node's."""
     for name in names:
-        if not re.fullmatch(r"\w[\w.-]*", name):  # '..' would be another folder
-            raise ConfigError(
-                f"client name {name!r} cannot name a node: use letters, digits, '_', '.' and '-' only, the last two not at its beginning"
-            )
+        if not names_node(name):
+            raise ConfigError(f"client name {name!r} cannot name a node: {NODE_NAME}; rename its file or folder, or give another name")
 
 
 def check_address(address: str) -> None:

@@ -32,6 +32,10 @@ def trial_files(data: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         checked = check_options(folder, own_files(data), f"{data}: scenario")
         options = {name: value for name, value in checked.items() if value is not None}
         place, tables = Path(options.pop("path")), read_toml(data.read_text(encoding="utf-8"))
+    if tables.get("run", {}).get("hold_out"):
+        raise ConfigError(
+            f"{data}: run.hold_out needs the data of all sites on one machine; take it out, or leave these sites out (scenario.leave_out)"
+        )
     if place.is_file() or "client" in options:
         raise ConfigError(f"{data}: every node reads files of its own, got one table for all sites; save the rows of each site as a table")
     how, layout = FolderOptions.of(options), discover(place)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from emdcfl.core.checks import NODE_NAME, names_node
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
 from emdcfl.data.own.checking.columns import ColumnProfile, check_categories
@@ -133,7 +134,11 @@ def _split_and_report(reading: FolderSamples, seed: int, *, alone: bool = False)
         return replace(report, errors=tuple(dict.fromkeys([str(error), *_problems(reading, seed, alone=alone)])))
     found = repeats(scenario)
     series = series_notes(reading.raws, reading.label) if reading.label is not None and reading.how.rule == RANDOM else []
-    notes = (*scenario.notes, *found.notes(str(path)), *leaks(scenario, divided, reading.how.rule), *series)
+    unfit = [site.name for site in scenario.sites if not names_node(site.name)]
+    federation = (
+        [f"{names(unfit)}: cannot name a node of a federation; for that, rename the files or folders: {NODE_NAME}"] if unfit else []
+    )
+    notes = (*scenario.notes, *federation, *found.notes(str(path)), *leaks(scenario, divided, reading.how.rule), *series)
     return with_splits(replace(report, notes=notes, repeats=found), scenario)
 
 
