@@ -22,6 +22,7 @@ from emdcfl.core.errors import ClientError
 from emdcfl.data import scenarios
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.session import Session, session
+from emdcfl.engines.flower.survey_outliers import FACTOR, limited
 from emdcfl.engines.flower.survey_replies import check_answer
 from emdcfl.privacy.keylist import KeyList
 
@@ -188,12 +189,23 @@ def _agreed(tmp_path: Path, kind: str, lie: Callable[[dict[str, Any]], dict[str,
 
 @pytest.mark.parametrize("lie", RUINOUS)
 def test_one_node_cannot_ruin_the_standardisation_of_the_others(lie: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    age = _agreed(tmp_path, "tables", RUINOUS[lie]).encoding["columns"][0]
-    assert 40 < age["mean"] < 50 and 1 < age["std"] < 10
+    (tmp_path / "honest").mkdir()
+    honest, age = (_agreed(p, "tables", told).encoding["columns"][0] for p, told in ((tmp_path / "honest", None), (tmp_path, RUINOUS[lie])))
+    assert abs(age["mean"] - honest["mean"]) < FACTOR * honest["std"]
+    assert 1 / FACTOR < age["std"] / honest["std"] < FACTOR
     assert "client 'c': mean and spread of column 'age' are far from the others'" in caplog.text
 
 
-def test_endless_black_images_do_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_site_of_another_kind_keeps_the_standardisation_within_reach() -> None:
+    rare, usual = (300, 0.01, 3.0), (300, 20.0, 7500.0)  # what hardly occurs elsewhere
+    found = limited([rare, rare, rare, usual])
+    assert found is not None and found[0] == 3
+    count, mean, deviation = found[1]
+    assert count == 300 and 0 < deviation <= usual[2]
+    assert 2 < mean < 20, "its true mean is fewer than ten of the pooled spreads away"
+
+
+def test_endless_black_images_count_as_many_as_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     black = {"count": 1 << 44, "sums": torch.zeros(1).double(), "squares": torch.zeros(1).double()}
     assert (
         _agreed(tmp_path, "images", lambda told: {**black, "sums": 0 * told["sums"], "squares": 0 * told["squares"]}).preprocess.std[0]

@@ -37,7 +37,7 @@ from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import SURVEY, ConnectedNodes
 from emdcfl.engines.flower.messages import Retry
 from emdcfl.engines.flower.node.survey import DESCRIBE, MEASURE, Answer
-from emdcfl.engines.flower.survey_outliers import outlier
+from emdcfl.engines.flower.survey_outliers import limited
 from emdcfl.engines.flower.survey_replies import check_answer
 from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 
@@ -215,10 +215,12 @@ def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
     measured = ask({"question": MEASURE, "seed": options["seed"], "shape": list(shape)})
     for channel in range(shape[0]):
         told = [(m["count"], float(m["sums"][channel]), float(m["squares"][channel])) for m in measured.values()]
-        if (i := outlier([(n, s / n, max(square - s * s / n, 0.0)) for n, s, square in told])) is not None:
-            client = list(measured)[i]
-            _tell_outlier(client, "the brightness of its images")
-            del measured[client]
+        if (found := limited([(n, s / n, max(square - s * s / n, 0.0)) for n, s, square in told])) is not None:
+            i, (least, _, _) = found  # pixels are bounded: the number of them is all that could ruin the others
+            client, answer = list(measured.items())[i]
+            _tell_limited(client, "the brightness of its images")
+            less = {key: answer[key] * (least / answer["count"]) for key in ("sums", "squares")}
+            measured[client] = {**answer, **less, "count": least}
     answers = measured.values()
     counts, sums, squares = ([answer[key] for answer in answers] for key in ("count", "sums", "squares"))
     preprocess = defaults.standardisation(counts, [x.numpy() for x in sums], [x.numpy() for x in squares], 1 / 255)
@@ -242,11 +244,10 @@ def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
     measured = ask(question)
     moments = {client: {name: Moments(**answer["numeric"][name]) for name in numeric} for client, answer in measured.items()}
     for name in numeric:
-        if (i := outlier([(m[name].count, m[name].mean, m[name].deviation) for m in moments.values()])) is not None:
-            client = list(moments)[i]
-            _tell_outlier(client, f"column {name!r}")
-            told = moments[client][name]
-            moments[client][name] = Moments(0, 0.0, 0.0, told.missing)
+        if (found := limited([(m[name].count, m[name].mean, m[name].deviation) for m in moments.values()])) is not None:
+            client = list(moments)[found[0]]
+            _tell_limited(client, f"column {name!r}")
+            moments[client][name] = Moments(*found[1], missing=moments[client][name].missing)
     summaries = [
         Summary(moments[client], {name: tuple(answer["words"][name]) for name in categorical}) for client, answer in measured.items()
     ]
@@ -255,5 +256,5 @@ def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
     return encoding.as_dict(), Preprocess(), (encoding.width,)
 
 
-def _tell_outlier(client: str, what: str) -> None:
-    log.warning("client %r: mean and spread of %s are far from the others', and do not count; check the unit", client, brief(what))
+def _tell_limited(client: str, what: str) -> None:
+    log.warning("client %r: mean and spread of %s are far from the others', and count less; check the unit", client, brief(what))
