@@ -131,8 +131,7 @@ def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
     if origin in (typing.Union, types.UnionType):
         return _fit_union(value, arguments)
     if hint is float:
-        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_WHOLE
-        number = whole or (isinstance(value, float) and math.isfinite(value))
+        number = isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_WHOLE)
         return number, float(value) if number else value
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool), value

@@ -45,7 +45,7 @@ def check_rows(rows: Sequence[Any], where: str) -> None:
         numbers = [row.get("cluster"), row.get("train_loss"), *(v for by in found if isinstance(by, dict) for v in by.values())]
         variants = [set(by) for by in found if isinstance(by, dict)]
         whole = all(by is None for by in found) or (len(variants) == len(found) and all(names == variants[0] for names in variants))
-        small = all(value is None or (type(value) in (int, float) and abs(value) <= MAX_SCORE) for value in numbers)
+        small = all(value is None or (type(value) in (int, float) and not abs(value) > MAX_SCORE) for value in numbers)
         if not whole or not small:
             raise StoreError(f"{where} holds a row with values that no run writes; start again with another --out")
         uneven = row.get("unbalanced", {})
