@@ -16,7 +16,7 @@ import typer
 from emdcfl.cli.app import USER_ERROR, AsJson, TrustModel, answer, app, print_json, say_error
 from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import ConfigError, DataError, EmdcflError, StoreError
-from emdcfl.core.units import escaped, names, plural
+from emdcfl.core.units import escaped, names, plural, spreadsheet_text
 from emdcfl.runs.watching.progress import terminal
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def _write_csv(out: Path, found: Sequence[Mapping[str, Any]], about: ModelInfo) 
     writer.writerow(["file", *(["row"] if tables else []), *answers])
     for one in found:
         where = one["input"].rpartition(":")[::2] if tables else [one["input"]]
-        writer.writerow([*where, *([one["value"]] if about.target is not None else [one["class"], *one["probabilities"].values()])])
+        told = [one["value"]] if about.target is not None else [one["class"], *one["probabilities"].values()]
+        writer.writerow([spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in (*where, *told)])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(buffer.getvalue().encode("utf-8-sig", "backslashreplace"))  # with the mark by which Excel knows UTF-8
 

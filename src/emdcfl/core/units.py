@@ -113,6 +113,26 @@ def plot_text(text: str) -> str:
     return (shown if len(shown) <= MAX_LABEL_LENGTH else f"{shown[: MAX_LABEL_LENGTH - 1]}…").replace("$", r"\$")
 
 
+def spreadsheet_text(text: str) -> str:
+    """Return text that a spreadsheet shows and does not compute: hidden characters escaped, a formula's first character quoted.
+
+    Examples
+    --------
+    >>> spreadsheet_text("=1+1"), spreadsheet_text("-1"), spreadsheet_text("-a")
+    ("'=1+1", '-1', "'-a")
+    """
+    shown = escaped(text)
+    return f"'{shown}" if shown.startswith(("=", "@")) or (shown.startswith(("+", "-")) and not _is_number(shown)) else shown
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 MAX_LABEL_LENGTH = 80
 """Characters of a name in a plot."""
 

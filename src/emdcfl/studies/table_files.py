@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from emdcfl.core.units import escaped
+from emdcfl.core.units import escaped, spreadsheet_text
 from emdcfl.runs.store.files import write_file
 from emdcfl.studies.paper_values import Value
 from emdcfl.studies.results import ResultRow
@@ -110,12 +110,6 @@ def _escape(text: str) -> str:
     return re.sub(r"([&%$#_{}])", r"\\\1", escaped(text).replace("\\", "\\textbackslash "))
 
 
-def _csv_text(text: str) -> str:
-    """Text that a spreadsheet shows and does not compute: hidden characters escaped, a formula's first character quoted."""
-    shown = escaped(text)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
-
-
 COLUMNS = ("scenario", "method", "metric", "mean", "std", "seeds", "paper_mean", "paper_std", "low", "high")
 
 
@@ -146,7 +140,7 @@ def tidy(table: Table) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
     for record in records(table):
-        writer.writerow([_csv_text(value) if isinstance(value, str) else value for value in record.values()])
+        writer.writerow([spreadsheet_text(value) if isinstance(value, str) else value for value in record.values()])
     return buffer.getvalue()
 
 
