@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from emdcfl.core.client import Client
@@ -26,7 +27,6 @@ from emdcfl.runs.new_sites.nearest import groups_of
 from emdcfl.runs.plan import build_scenario
 from emdcfl.runs.result import Result
 from emdcfl.runs.store.files import read_json, unsealed, write_json
-from emdcfl.transport.pool import one_blas_thread
 
 log = logging.getLogger("emdcfl")
 
@@ -71,12 +71,14 @@ def merging_costs(result: Result) -> list[Pair]:
     scenario, names = result.scenario or build_scenario(result.config, result.folder), list(result.clients)
     groups, classes = groups_of(result.serving, names), len(result.about.classes)
     clients = simulated_clients(scenario, names, result.about.network, seed=result.config.run.seed, run="merging", precision="fp32")
+    import scipy.optimize  # noqa: F401  its BLAS must be loaded before it is held at one thread
+
     costs = []
     for a, b in combinations(groups, 2):
         both = (groups[a], groups[b])
         merged = average([model for model, _ in both], [float(sum(len(clients[c].site.train) for c in members)) for _, members in both])
         one, two = (_sample([clients[c] for c in members], merged) for _, members in both)
-        with one_blas_thread():  # on busy cores, several threads wait for each other: 18 s instead of 3
+        with threadpool_limits(1, user_api="blas"):  # on busy cores, several threads wait for each other: 18 s instead of 3
             costs.append(Pair((a, b), theory.merging(one, two, classes)))
     return sorted(costs, key=lambda pair: pair.cost.distance)
 
