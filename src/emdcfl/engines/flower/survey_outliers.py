@@ -35,10 +35,10 @@ def limited(found: Sequence[Numbers]) -> tuple[int, Numbers] | None:
     known = [i for i, (count, _, _) in enumerate(found) if count > 0]
     if len(known) < MIN_NODES:
         return None
-    mean, spread = _pooled([found[i] for i in known])
+    mean, spread = pooled([found[i] for i in known])
     changes, others = {}, {}
     for i in known:
-        others[i] = own_mean, own_spread = _pooled([found[j] for j in known if j != i])
+        others[i] = own_mean, own_spread = pooled([found[j] for j in known if j != i])
         if own_spread > 1e-12 * max(1.0, abs(own_mean)):  # else the others' column says nothing
             ratio = max(spread, 1e-300) / own_spread
             changes[i] = max(ratio, 1 / ratio, abs(mean - own_mean) / own_spread)
@@ -51,7 +51,8 @@ def limited(found: Sequence[Numbers]) -> tuple[int, Numbers] | None:
     return worst, (least, min(max(told, mean - reach), mean + reach), min(deviation * least / count, least * reach**2))
 
 
-def _pooled(found: Sequence[Numbers]) -> tuple[float, float]:
+def pooled(found: Sequence[Numbers]) -> tuple[float, float]:
+    """Return mean and spread of all values together."""
     count = sum(n for n, _, _ in found)
     mean = math.fsum(n * m for n, m, _ in found) / count
     variance = math.fsum(deviation + n * (m - mean) ** 2 for n, m, deviation in found) / count
