@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
+from itertools import accumulate
 
 FACTOR = 30.0
 """Ratio of spreads, or shift of the mean in spreads, from which one node's numbers are limited."""
@@ -18,6 +20,8 @@ MIN_NODES = 3
 
 Numbers = tuple[int, float, float]
 """Number of values, their mean, their sum of squared deviations from it."""
+
+NOTHING = (0, 0.0, 0.0)
 
 
 def limited(found: Sequence[Numbers]) -> tuple[int, Numbers] | None:
@@ -35,25 +39,31 @@ def limited(found: Sequence[Numbers]) -> tuple[int, Numbers] | None:
     known = [i for i, (count, _, _) in enumerate(found) if count > 0]
     if len(known) < MIN_NODES:
         return None
-    mean, spread = pooled([found[i] for i in known])
-    changes, others = {}, {}
-    for i in known:
-        others[i] = own_mean, own_spread = pooled([found[j] for j in known if j != i])
+    given = [found[i] for i in known]
+    before = [*accumulate(given, _together, initial=NOTHING)]
+    after = [*accumulate(given[::-1], _together, initial=NOTHING)][::-1]
+    mean, spread = pooled(given)
+    others = [pooled(rest) for rest in zip(before, after[1:], strict=False)]
+    changes = {}
+    for at, (own_mean, own_spread) in enumerate(others):
         if own_spread > 1e-12 * max(1.0, abs(own_mean)):  # else the others' column says nothing
             ratio = max(spread, 1e-300) / own_spread
-            changes[i] = max(ratio, 1 / ratio, abs(mean - own_mean) / own_spread)
-    worst = max(changes, key=lambda i: changes[i], default=None)
+            changes[at] = max(ratio, 1 / ratio, abs(mean - own_mean) / own_spread)
+    worst = max(changes, key=lambda at: changes[at], default=None)
     if worst is None or changes[worst] <= FACTOR:
         return None
-    (count, told, deviation), (mean, spread) = found[worst], others[worst]
-    least = min(count, sum(found[j][0] for j in known if j != worst))
+    (count, told, deviation), (mean, spread) = given[worst], others[worst]
+    least = min(count, before[-1][0] - count)
     reach = FACTOR * spread
-    return worst, (least, min(max(told, mean - reach), mean + reach), min(deviation * least / count, least * reach**2))
+    return known[worst], (least, min(max(told, mean - reach), mean + reach), min(deviation * least / count, least * reach**2))
 
 
 def pooled(found: Sequence[Numbers]) -> tuple[float, float]:
     """Return mean and spread of all values together."""
-    count = sum(n for n, _, _ in found)
-    mean = math.fsum(n * m for n, m, _ in found) / count
-    variance = math.fsum(deviation + n * (m - mean) ** 2 for n, m, deviation in found) / count
-    return mean, math.sqrt(variance)
+    count, mean, deviation = reduce(_together, found)
+    return mean, math.sqrt(deviation / count)
+
+
+def _together(a: Numbers, b: Numbers) -> Numbers:
+    count, shift = a[0] + b[0], b[1] - a[1]
+    return count, a[1] + shift * (b[0] / count), a[2] + b[2] + shift**2 * a[0] * (b[0] / count)
