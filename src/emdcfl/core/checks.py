@@ -10,6 +10,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from emdcfl.core.errors import ConfigError, nearest
@@ -188,12 +189,17 @@ def _fit_mapping(value: Any, hint: Any) -> tuple[bool, Any]:
 
 def _fit_record(value: Any, hint: Any) -> tuple[bool, Any]:
     """A typed dict: what it needs is there, what it knows fits, anything else is taken as it is."""
-    hints = typing.get_type_hints(hint, include_extras=True)
-    needed = {key for key, one in hints.items() if typing.get_origin(one) is not typing.NotRequired}
-    if not isinstance(value, Mapping) or not needed <= value.keys():
+    hints = _hints_of_record(hint)
+    needed = (key for key, one in hints.items() if typing.get_origin(one) is not typing.NotRequired)
+    if not isinstance(value, Mapping) or not all(key in value for key in needed):
         return False, value
     pairs = {key: _fit(item, hints.get(key, Any)) for key, item in value.items()}
     return all(fits for fits, _ in pairs.values()), {key: item for key, (_, item) in pairs.items()}
+
+
+@cache  # a run of many sites has thousands of records
+def _hints_of_record(hint: Any) -> dict[str, Any]:
+    return typing.get_type_hints(hint, include_extras=True)
 
 
 def describe(hint: Any) -> str:
