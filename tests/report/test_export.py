@@ -125,10 +125,12 @@ def test_the_script_of_an_export_reads_tables_as_emdcfl_does(tmp_path: Path, cap
     folders = json.loads(called(capfd, "export", tmp_path / "run", "--out", out, "--json").out)
     folder = next(Path(f) for f in folders if "site1" in json.loads((Path(f) / "config.json").read_text())["clients"])
     script = f"runpy.run_path({str(folder / 'predict.py')!r}, run_name='__main__')"
-    missing = str(tmp_path / "none.csv")
-    code = f"import sys, runpy; sys.modules['emdcfl'] = None; sys.argv = ['predict.py', {missing!r}, {str(asked)!r}]; {script}"
+    missing, empty = str(tmp_path / "none.csv"), tmp_path / "empty.csv"
+    empty.write_text(asked.read_text(encoding="utf-8").splitlines()[0], encoding="utf-8")
+    arguments = ["predict.py", missing, str(empty), str(asked)]
+    code = f"import sys, runpy; sys.modules['emdcfl'] = None; sys.argv = {arguments!r}; {script}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 1 and done.stderr == f"no such file: {missing}\n"  # which costs the other file nothing
+    assert done.returncode == 1 and done.stderr.startswith(f"no such file: {missing}\n{empty} must hold at least one sample"), done.stderr
     theirs = [line.split("\t") for line in done.stdout.splitlines()]
     assert [row[0] for row in theirs] == [f"{asked}:{i + 1}" for i in range(len(ours))]
     assert [row[1:] for row in theirs] == [[str(row["class"]), f"{max(row['probabilities'].values()):.1%}"] for row in ours]
@@ -144,7 +146,7 @@ def test_the_script_names_images_by_file_and_stops_with_what_reads_it(tmp_path: 
     sample = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     program = torch.export.export(Mean(), (sample,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
     torch.export.save(program, tmp_path / "model.pt2")
-    config = {"classes": ["light", "dark"], "encoding": {"kind": "images", "shape": [1, 8, 8]}}
+    config = {"classes": ["light", "dark"], "encoding": {"kind": "images", "shape": [1, 8, 8]}, "input": {"shape": [1, 8, 8]}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     script = resources("emdcfl.report") / "templates" / "predict.py"
     (tmp_path / "predict.py").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")

@@ -139,7 +139,9 @@ def main(files: list[str]) -> int:
         model = torch.export.load(file).module()
     for name in files:
         try:
-            x = read(Path(name), config)
+            x, shape = read(Path(name), config), config["input"]["shape"]
+            if x.size == 0 or list(x.shape[1:]) != shape:
+                sys.exit(f"{name} must hold at least one sample of shape {shape}, got {list(x.shape)}")
         except (SystemExit, OSError) as error:  # the other files are predicted
             print(error, file=sys.stderr)
             failed = 1
