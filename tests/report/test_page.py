@@ -93,6 +93,22 @@ def test_the_verdict_names_the_first_of_many_groups(tmp_path: Path) -> None:
     assert told["Trained with"].endswith("4 more in summary.json.") and told["Trained with"].count("The model of") == 3
 
 
+def test_a_site_that_never_trained_has_no_cluster_to_sort_by(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", clients=3, groups=3, names="abc")
+    summary = json.loads((run / "summary.json").read_text())
+    summary["trained_with"] = [{"model": f"cluster-{c}", "serves": [c], "sites": [c] if c != "b" else []} for c in "abc"]
+    (run / "summary.json").write_text(json.dumps(sealed(summary, "here")))
+    cells = [dict(found).get("data-v") for tag, found in Page(render(run)).elements if tag == "td"]
+    assert "–" not in cells and "" in cells
+
+
+def test_groups_that_are_split_are_named_in_the_order_of_sites(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    run.summary.update(ari=0.0, groups=list("hhgffeeg"), clusters=[0, 1] * 4)
+    assert dict(run_context(run)["sentences"])["Truth"].endswith("(h, g, f, e).")
+
+
 def test_clients_that_were_not_compared_are_not_called_separated(tmp_path: Path) -> None:
     nobody = make_run(tmp_path / "nobody", clients=4, groups=4, unset=1.0)
     assert headline(nobody).startswith("Undecided: none of the 4 clients could be compared")

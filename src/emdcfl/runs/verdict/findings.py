@@ -116,7 +116,7 @@ def _truth(summary: Summary) -> str | None:
         return None
     if summary["ari"] >= 1 - 1e-12:
         return "the groups found are exactly the true ones (ARI 1.00)"
-    pairs = set(zip(summary.get("groups") or [], summary["clusters"], strict=False))
+    pairs = dict.fromkeys(zip(summary.get("groups") or [], summary["clusters"], strict=False))
     mixed = [k for k, times in Counter(k for _, k in pairs).items() if times > 1]
     split = [str(g) for g, times in Counter(g for g, _ in pairs).items() if times > 1]
     parts = [f"agreement with the true groups: ARI {summary['ari']:.2f}"]
