@@ -170,6 +170,7 @@ def _forged(run: Path, name: str, at: tuple[str | int, ...], value: object) -> N
         ("summary.json", ("what_differs",), [{"who": "a", "members": [], "found": [{"here": 1}]}]),
         ("summary.json", ("trained_with",), [{"model": 1, "serves": "a"}]),
         ("summary.json", ("failures",), [3]),
+        ("summary.json", ("groups", 0), ["a"]),
         ("summary.json", ("accuracy", "variants"), {}),
         ("summary.json", ("accuracy", "variants", "test", "sites"), [1e308]),
         ("summary.json", ("clients", 0), "site-1"),

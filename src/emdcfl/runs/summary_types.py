@@ -154,7 +154,7 @@ class Split(TypedDict):
 
 NEEDED: dict[str, Any] = {
     "method": str, "scenario": str, "seed": int, "rounds": int, "finished": bool, "k": int,
-    "clients": list[str], "clusters": list[int] | None, "groups": list[Any] | None, "ari": Numbers,
+    "clients": list[str], "clusters": list[int] | None, "groups": list[str | float] | None, "ari": Numbers,
 }  # fmt: skip
 """What every summary of a run with models holds beside its scores."""
 
