@@ -215,8 +215,9 @@ def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
     measured = ask({"question": MEASURE, "seed": options["seed"], "shape": list(shape)})
     for channel in range(shape[0]):
         told = [(m["count"], float(m["sums"][channel]), float(m["squares"][channel])) for m in measured.values()]
-        if (found := limited([(n, s / n, max(square - s * s / n, 0.0)) for n, s, square in told])) is not None:
-            i, (least, _, _) = found  # pixels are bounded: the number of them is all that could ruin the others
+        found = limited([(n, s / n, max(square - s * s / n, 0.0)) for n, s, square in told])
+        if found is not None and found[1][0] < told[found[0]][0]:  # pixels are bounded: their number is all that could ruin the others
+            i, (least, _, _) = found
             client, answer = list(measured.items())[i]
             _tell_limited(client, "the brightness of its images")
             less = {key: answer[key] * (least / answer["count"]) for key in ("sums", "squares")}
