@@ -225,6 +225,14 @@ def test_numbers_of_numpy_and_one_name_are_taken_as_they_are_meant() -> None:
     assert (result.config.run.seed, result.config.training.lr, result.clients) == (3, 0.5, ("a", "b"))
 
 
+def test_sites_and_columns_may_be_numbers() -> None:
+    rows = pd.DataFrame(np.random.default_rng(0).normal(size=(90, 4)))
+    rows[2], rows[3] = np.repeat([1, 2, 3], 30), (rows[0] > 0).astype(int)
+    found = emdcfl.fit(rows, label=3, site=2, hold_out=3, **QUICK)  # type: ignore[arg-type]
+    assert found.clients == ("1", "2") and found.predict(1, rows) == found.predict("1", rows)  # type: ignore[arg-type]
+    assert [site["site"] for site in found.summary["unseen"]["sites"]] == ["3"]
+
+
 def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None:
     table = frame()
     result = emdcfl.fit(table, label="outcome", site="hospital", **QUICK)
@@ -267,6 +275,9 @@ def test_a_network_of_other_shapes_is_refused_before_training(inputs: int, outpu
     sites = {name: (np.random.default_rng(i).normal(size=(40, 3)), np.arange(40) % 2) for i, name in enumerate("ab")}
     with pytest.raises(ModelError, match=r"shape \(1, 3\) into outputs of shape \(1, 2\)"):
         emdcfl.fit(sites, lambda: torch.nn.Sequential(torch.nn.Linear(inputs, 4), torch.nn.Linear(4, outputs)), rounds=1)
+    one = torch.nn.Linear(3, 2)
+    with pytest.raises(ModelError, match="the same network twice"):
+        emdcfl.fit(sites, lambda: one, rounds=1)
     with pytest.raises(ConfigError, match="method='fedavg'"):
         emdcfl.fit(sites, "fedavg")
 

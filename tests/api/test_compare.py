@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import emdcfl
 from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.methods import METHODS
 from emdcfl.methods.fedprox import FedProx
 from emdcfl.studies import compare as studies
 from emdcfl.studies.results import read_results
@@ -90,15 +91,56 @@ def test_data_in_memory_stay_in_this_process() -> None:
         emdcfl.compare(sites(), ["local"], jobs=2)
     with pytest.raises(ConfigError, match="at least one seed"):
         emdcfl.compare(sites(), ["local"], seeds=0)
+    for seeds in ("0,1", [0.5], [-1]):
+        with pytest.raises(ConfigError, match="whole numbers from 0 on"):
+            emdcfl.compare(sites(), ["local"], seeds=seeds)  # type: ignore[arg-type]
+    assert len(emdcfl.compare(sites(), FedProx(), seeds=np.int64(2), **QUICK).rows) == 2  # type: ignore[arg-type]
 
 
 def test_what_a_comparison_would_ignore_is_refused() -> None:
-    for key, instead in (("method.k", "emdcfl:tolerance"), ("privacy.epsilon", "emdcfl:tolerance"), ("run.seed", "seeds=")):
+    for key, instead in (
+        ("method.k", "emdcfl:tolerance"),
+        ("privacy.epsilon", "emdcfl:tolerance"),
+        ("run.seed", "seeds="),
+        ("run.hold_out", "fit"),
+    ):
         with pytest.raises(ConfigError, match=f"{key} .*{instead}"):
             emdcfl.compare(sites(), ["ifca"], settings={key: 3})
-    for methods, expected in (([], "at least one method"), ([FedProx], "instance")):
+    for methods, expected in (([], "at least one method"), ([FedProx], "instance"), (None, "instance")):
         with pytest.raises(ConfigError, match=expected):
-            emdcfl.compare(sites(), methods)
+            emdcfl.compare(sites(), methods)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Renamed(FedProx):
+    pass
+
+
+@dataclass(frozen=True)
+class NoDefault(FedProx):
+    name: ClassVar[str] = "nodefault"
+    more: float = field(kw_only=True)
+
+
+class Unnamed:
+    State = dict
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Renamed(), "FedProx has the name 'fedprox' already"),
+        (NoDefault(more=1.0), "default for every field"),
+        (Unnamed(), "a dataclass with a name"),
+    ],
+)
+def test_a_method_of_ones_own_that_cannot_be_named_is_refused(method: Any, said: str) -> None:
+    try:
+        with pytest.raises(ConfigError, match=said):
+            emdcfl.fit(sites(), method=method, **QUICK)
+        assert METHODS["fedprox"] is FedProx
+    finally:
+        METHODS.pop("nodefault", None)
 
 
 @pytest.mark.parametrize("kind", ["heatmap", "tree", "map"])

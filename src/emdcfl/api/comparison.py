@@ -7,12 +7,14 @@ import math
 import shutil
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from emdcfl.api import pictures
 from emdcfl.api.clients import Clients, Groups
@@ -34,10 +36,12 @@ from emdcfl.studies.tables import Cell, Table, build, by_label, value_of
 if TYPE_CHECKING:
     import pandas as pd
 
+_INSTEAD = {"run.seed": "give seeds=[…]", "run.hold_out": "use fit(…, hold_out=[…]), or the command 'emdcfl compare --folds N'"}
+
 
 def compare(
     clients: Clients,
-    methods: Sequence[str | Method] | str = ("emdcfl", "fedavg", "local"),
+    methods: Sequence[str | Method] | str | Method = ("emdcfl", "fedavg", "local"),
     *,
     seeds: int | Sequence[int] = 3,
     model: Model | None = None,
@@ -65,7 +69,7 @@ def compare(
     clients, model, task, label, site, rounds, local_epochs, batch_size, lr, groups, device, settings
         As in ``fit``.
     methods : list of str or Method
-        Names, as in ``"fedavg"`` or ``"emdcfl:tolerance=0.03"``, or instances; or one text ``"a,b,c"`` or ``"all"``.
+        Names, as in ``"fedavg"`` or ``"emdcfl:tolerance=0.03"``, or instances; or one of them, or one text ``"a,b,c"`` or ``"all"``.
     seeds : int or list of int
         So many seeds from 0 on, or these. All split the data alike (setting ``"scenario.data_seed"``), so that all runs are tested alike.
     jobs : int
@@ -83,24 +87,26 @@ def compare(
     >>> found.methods
     ['Oracle', 'Local']
     """
-    numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    numbers = list(range(seeds) if isinstance(seeds, int | np.integer) else seeds)
     if not numbers:
         raise ConfigError(f"expected at least one seed, got {seeds!r}")
-    refused = next((key for key in settings or {} if key.partition(".")[0] in ("method", "privacy") or key == "run.seed"), None)
+    if not all(isinstance(seed, int | np.integer) and seed >= 0 for seed in numbers):
+        raise ConfigError(f"expected seeds as a number of them, or a list of whole numbers from 0 on, got {seeds!r}")
+    refused = next((key for key in settings or {} if key.partition(".")[0] in ("method", "privacy") or key in _INSTEAD), None)
     if refused is not None:
-        instead = "give seeds=[…]" if refused == "run.seed" else "options go with a method, as in 'emdcfl:tolerance=0.03'"
+        instead = _INSTEAD.get(refused, "options go with a method, as in 'emdcfl:tolerance=0.03'")
         raise ConfigError(f"settings: {refused} would hold for all runs; {instead}")
     given = config_keys(rounds=rounds, local_epochs=local_epochs, batch_size=batch_size, lr=lr, device=device)
     given |= config_keys(task=task, label=label, client=site) | dict(settings or {})
     base, scenario = configure(clients, model, "emdcfl", given, groups=groups)
     if scenario is not None and jobs > 1:
         raise ConfigError(f"expected jobs = 1 for data in memory, got {jobs}: they are not sent to other processes; write them to a folder")
-    given_methods = [methods] if isinstance(methods, str) else methods
+    given_methods = methods if isinstance(methods, Iterable) and not isinstance(methods, str) else [methods]
     with studies.data_in_memory(base, scenario), ExitStack() as temporary:
         chosen = [one for m in given_methods for one in (studies.parse_methods(m, base) if isinstance(m, str) else [as_choice(m)])]
         if not chosen:
             raise ConfigError(f"expected at least one method, got {methods!r}")
-        wanted = studies.configs(base, studies.with_fine_tuning(base, chosen), numbers)
+        wanted = studies.configs(base, studies.with_fine_tuning(base, chosen), [int(seed) for seed in numbers])
         folder = Path(tempfile.mkdtemp(prefix="emdcfl-") if out is None else out)
         if out is None:
             temporary.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,7 +115,7 @@ def fit(
     >>> result.clusters
     {'a': 0, 'b': 0, 'c': 1, 'd': 1}
     """
-    held = None if hold_out is None else [hold_out] if isinstance(hold_out, str) else list(hold_out)
+    held = None if hold_out is None else [str(name) for name in ([hold_out] if isinstance(hold_out, str | int) else hold_out)]
     training = config_keys(rounds=rounds, local_epochs=local_epochs, batch_size=batch_size, lr=lr, personalize=personalize)
     given = training | config_keys(seed=seed, participants=participants, hold_out=held, device=device, workers=workers)
     given |= config_keys(task=task, label=label, client=site) | dict(settings or {})
@@ -136,6 +136,7 @@ def configure(
     wanted = None if model is None else recipe_of(model)
     settings = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items() if value is not None}
     about = {name: settings.pop(f"scenario.{name}") for name in OPTIONS if f"scenario.{name}" in settings}
+    about |= {name: str(about[name]) for name in ("label", "client") if name in about}  # pandas numbers the columns of an array
     source, scenario = read_clients(clients, groups, wanted, settings.get(DATA_SEED, 0), about)
     if source.name == IN_MEMORY and not isinstance(clients, Scenario) and (split_with := settings.pop(DATA_SEED, 0)):
         source = replace(source, options={**source.options, "data_seed": split_with})
@@ -196,8 +197,13 @@ def as_choice(method: str | Method) -> Choice:
     cls = type(method)
     if not hasattr(cls, "State"):
         raise ConfigError(f"expected a method's name or an instance, as in 'emdcfl' or EMDCFL(tolerance=0.03), got {method!r}")
+    if not (hasattr(cls, "name") and is_dataclass(cls)):
+        raise ConfigError(f"expected a method's class to be a dataclass with a name (name: ClassVar[str]), got {cls.__name__}; add them")
     if METHODS.get(cls.name) is not cls:
         register(cls)
-    given = {f.name: getattr(method, f.name) for f in fields(cls)}  # type: ignore[arg-type]
-    usual = {f.name: getattr(cls(), f.name) for f in fields(cls)}  # type: ignore[arg-type]
-    return Choice(cls.name, {name: value for name, value in given.items() if value != usual[name]})
+    try:
+        usual = cls()
+    except TypeError as error:
+        raise ConfigError(f"expected a default for every field of {cls.__name__}, got {error}") from error
+    given = {f.name: getattr(method, f.name) for f in fields(cls)}
+    return Choice(cls.name, {name: value for name, value in given.items() if value != getattr(usual, name)})

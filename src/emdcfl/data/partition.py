@@ -52,6 +52,8 @@ def dirichlet(labels: Labels, clients: int, rng: np.random.Generator, *, alpha: 
 
 def shards(labels: Labels, clients: int, rng: np.random.Generator, *, per_client: int = 2) -> list[Indices]:
     """Label skew: samples sorted by label are cut into ``clients · per_client`` shards, and each client draws ``per_client`` of them."""
+    if per_client < 1:
+        raise ConfigError(f"shards: per_client must be at least 1, got {per_client}")
     _check(len(labels), clients * per_client)
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

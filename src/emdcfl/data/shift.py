@@ -86,8 +86,11 @@ def domain(*, column: str = "domain", values: Sequence[str], vocabulary: Sequenc
     return [ShiftSetting(value, partial(change, code=list(vocabulary).index(value)), chooses=True) for value in values]
 
 
-def classes(*, groups: Sequence[Sequence[int]]) -> list[ShiftSetting]:
+def classes(*, groups: Sequence[Sequence[int]], number_of_classes: int) -> list[ShiftSetting]:
     """Label shift: each group sees only these classes."""
+    for label in (label for labels in groups for label in labels):
+        if not 0 <= label < number_of_classes:
+            raise ConfigError(f"classes: expected labels from 0 to {number_of_classes - 1}, got {label}")
 
     def change(pool: SamplePool, labels: tuple[int, ...]) -> SamplePool:
         return pool.where(np.isin(pool.labels, labels))

@@ -109,7 +109,11 @@ AnyMethod = TypeVar("AnyMethod", bound=type)
 
 
 def register(cls: AnyMethod) -> AnyMethod:
-    """Make a method available under its ``name``."""
+    """Make a method available under its ``name``; a class that is written again, as in a notebook, replaces itself."""
+    known = METHODS.setdefault(cls.name, cls)  # type: ignore[attr-defined]
+    ours = known.__module__.startswith("emdcfl.") and known.__module__ != cls.__module__
+    if ours or known.__qualname__ != cls.__qualname__:
+        raise ConfigError(f"{cls.__qualname__}: {known.__qualname__} has the name {known.name!r} already; give the new class another name")
     METHODS[cls.name] = cls  # type: ignore[attr-defined]
     NODE_NEEDS[cls.name] = getattr(cls, "node_needs", NodeNeeds())  # type: ignore[attr-defined]
     return cls

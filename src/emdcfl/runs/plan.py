@@ -272,10 +272,13 @@ def _check_own_model(scenario: Scenario) -> None:
     wanted = f"expected model {scenario.model.name!r} to turn one input of shape {tuple(x.shape)} into outputs of shape (1, {outputs})"
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            out = scenario.model().eval()(x)
+            module, other = scenario.model(), scenario.model()
+            out = module.eval()(x)
             found = tuple(out.shape)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise ModelError(f"{wanted}, got {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+    if {id(p) for p in module.parameters()} & {id(p) for p in other.parameters()}:
+        raise ModelError(f"model {scenario.model.name!r} returned the same network twice; build a fresh one inside the function")
     if found != (1, outputs):
         raise ModelError(f"{wanted}, a score per class (or one number), got {found}; change its last layer")
     if outputs > 1 and bool((out >= 0).all()) and math.isclose(float(out.sum()), 1, abs_tol=1e-4):

@@ -151,6 +151,7 @@ class Result:
 
     def model_of(self, client: str, *, plain: bool = False) -> Served:
         """Return the model a client should use: the fine-tuned one it kept, else (or if ``plain``) what it is served with."""
+        client = str(client)  # as the names of sites are, whatever they were in ``fit``
         if client not in self.clients:
             raise DataError(f"there is no client {client!r}: {nearest(client, self.clients)}")
         own = None if plain else self.personal_state(client)

@@ -145,7 +145,7 @@ def _settings(spec: Mapping[str, Any], origin: sources.LabelledImages, data_seed
     given: dict[str, Any] = {}
     if kind in ("noise", "permutation"):
         given["data_seed"] = data_seed
-    if kind == "permutation":
+    if kind in ("classes", "permutation"):
         given["number_of_classes"] = len(origin.classes)
     if kind == "domain":
         column = spec.get("column", "domain")
