@@ -97,6 +97,26 @@ def test_data_in_memory_stay_in_this_process() -> None:
     assert len(emdcfl.compare(sites(), FedProx(), seeds=np.int64(2), **QUICK).rows) == 2  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Imported(FedProx):
+    name: ClassVar[str] = "imported"
+
+
+def test_a_method_of_ones_own_runs_in_other_processes_if_they_can_import_it() -> None:
+    @dataclass(frozen=True)
+    class Local(FedProx):
+        name: ClassVar[str] = "nowhere"
+
+    small: dict[str, Any] = {"settings": {"scenario.groups": 1}, "seeds": 1, "jobs": 2, **QUICK}
+    try:
+        assert emdcfl.compare("rotated-digits", [Imported()], **small).methods == ["imported"]
+        with pytest.raises(ConfigError, match="jobs = 1"):
+            emdcfl.compare("rotated-digits", [Local()], **small)
+    finally:
+        METHODS.pop("imported", None)
+        METHODS.pop("nowhere", None)
+
+
 def test_what_a_comparison_would_ignore_is_refused() -> None:
     for key, instead in (
         ("method.k", "emdcfl:tolerance"),

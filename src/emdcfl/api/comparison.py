@@ -6,6 +6,7 @@ import html
 import math
 import shutil
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -106,6 +107,8 @@ def compare(
         chosen = [one for m in given_methods for one in (studies.parse_methods(m, base) if isinstance(m, str) else [as_choice(m)])]
         if not chosen:
             raise ConfigError(f"expected at least one method, got {methods!r}")
+        if jobs > 1:
+            _check_importable(type(m) for m in given_methods if not isinstance(m, str))
         wanted = studies.configs(base, studies.with_fine_tuning(base, chosen), [int(seed) for seed in numbers])
         folder = Path(tempfile.mkdtemp(prefix="emdcfl-") if out is None else out)
         if out is None:
@@ -122,6 +125,14 @@ def compare(
             write_tables(read_results(folder), folder)
             write_report(folder)
     return Comparison(rows)
+
+
+def _check_importable(classes: Iterable[type]) -> None:
+    """Raise where a class of one's own is out of reach for other processes: made in a function, or in a notebook."""
+    for cls in classes:
+        at_prompt = cls.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+        if at_prompt or "<locals>" in cls.__qualname__:
+            raise ConfigError(f"expected jobs = 1, or methods that other processes can import, got {cls.__qualname__}; write it in a file")
 
 
 @dataclass(frozen=True, repr=False)

@@ -128,7 +128,7 @@ def conclude(console: Console, out: Path, outcome: studies.ComparisonOutcome, *,
                 console.print(held_out)
     wanted = len(outcome.keys)
     there = f"{outcome.found + outcome.ran} of {wanted} runs are there ({outcome.ran} run now)"
-    done = there if wanted else f"runs taken in: {len(results)}"
+    done = there if wanted else f"{len(results)} runs are there"
     left = f", {outcome.left} left by the time limit: start again to go on" if outcome.left else ""
     if not as_json:
         console.print(f"{done}{left}; results, tables and report.html in {out}", soft_wrap=True)

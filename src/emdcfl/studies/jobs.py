@@ -16,6 +16,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from emdcfl.methods.base import find, register
 from emdcfl.studies.compare import Done, Job, attempt
 
 
@@ -39,7 +40,7 @@ def parallel(jobs: Iterator[Job], number: int, keep: Path | None) -> Generator[D
             worker = _idle(workers, keep)
             worker.job = job
             with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is awaited
-                worker.pipe.send(job)
+                worker.pipe.send((job, find(job.config.method.name)))
         while any(w.job is not None for w in workers):
             yield _next(workers)
     finally:
@@ -99,10 +100,12 @@ def _work(pipe: Connection[Any, Any], keep: Path | None) -> None:
     logging.getLogger("emdcfl").setLevel(logging.WARNING)
     while True:
         try:
-            job = pipe.recv()
+            asked = pipe.recv()
         except EOFError:
             return
-        if job is None:
+        if asked is None:
             return
+        job, method = asked
+        register(method)  # a class of one's own is in nobody's registry until somebody gives an object of it
         done = attempt(job, keep)
         pipe.send((done.row, done.error))
