@@ -225,12 +225,16 @@ def test_numbers_of_numpy_and_one_name_are_taken_as_they_are_meant() -> None:
     assert (result.config.run.seed, result.config.training.lr, result.clients) == (3, 0.5, ("a", "b"))
 
 
-def test_sites_and_columns_may_be_numbers() -> None:
+def test_sites_and_columns_may_be_numbers(tmp_path: Path) -> None:
     rows = pd.DataFrame(np.random.default_rng(0).normal(size=(90, 4)))
     rows[2], rows[3] = np.repeat([1, 2, 3], 30), (rows[0] > 0).astype(int)
     found = emdcfl.fit(rows, label=3, site=2, hold_out=3, **QUICK)  # type: ignore[arg-type]
     assert found.clients == ("1", "2") and found.predict(1, rows) == found.predict("1", rows)  # type: ignore[arg-type]
     assert [site["site"] for site in found.summary["unseen"]["sites"]] == ["3"]
+    assert emdcfl.fit(rows, label=3, site=2, hold_out=np.int64(3), **QUICK).clients == found.clients  # type: ignore[arg-type]
+    assert emdcfl.load(found.save(tmp_path / "run"), clients=rows).place(rows, name=4).site == "4"  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="30, with 30 different labels"):
+        emdcfl.fit(rows.assign(who=[f"p{i}" for i in range(90)]), label="who", site="2", **QUICK)
 
 
 def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def fit(
     >>> result.clusters
     {'a': 0, 'b': 0, 'c': 1, 'd': 1}
     """
-    held = None if hold_out is None else [str(name) for name in ([hold_out] if isinstance(hold_out, str | int) else hold_out)]
+    held = None if hold_out is None else [str(name) for name in ([hold_out] if isinstance(hold_out, str | int | np.integer) else hold_out)]
     training = config_keys(rounds=rounds, local_epochs=local_epochs, batch_size=batch_size, lr=lr, personalize=personalize)
     given = training | config_keys(seed=seed, participants=participants, hold_out=held, device=device, workers=workers)
     given |= config_keys(task=task, label=label, client=site) | dict(settings or {})

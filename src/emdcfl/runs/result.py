@@ -189,13 +189,13 @@ class Result:
         """Say which group a new site belongs to: a folder or table, a frame, or ``(X, y)`` arrays."""
         from emdcfl.runs.new_sites.place import place
 
-        return place(self, site, name=name, label=label)
+        return place(self, site, name=None if name is None else str(name), label=label)
 
     def place_unlabelled(self, site: Any, *, name: str | None = None) -> NearestCluster:
         """Say which groups a site without labels is nearest to: a folder or table, a frame, or inputs ``X``; ``model`` serves it."""
         from emdcfl.runs.new_sites.nearest import place_unlabelled
 
-        return place_unlabelled(self, site, name=name)
+        return place_unlabelled(self, site, name=None if name is None else str(name))
 
     def save(self, folder: str | Path) -> Path:
         """Write the run directory that ``emdcfl run --out`` would have written, and return its path."""

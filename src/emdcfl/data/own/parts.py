@@ -146,7 +146,11 @@ def divide(raw: Raw, seed: int) -> dict[str, Part]:
                 found[name], found["train"] = found["train"].take(held), found["train"].take(keep)
     for name in SPLITS:
         if not len(found[name]):
-            raise DataError(f"client {raw.name!r} ({raw.origin}) has no {name} samples left after splitting {total}; add samples")
+            labels = {label for part in found.values() for label in np.asarray(part.labels).tolist()}
+            said = (
+                f"has no {name} samples left after splitting {total}, with {len(labels)} different labels; check the label, or add samples"
+            )
+            raise DataError(f"client {raw.name!r} ({raw.origin}) {said}")
     return {name: found[name] for name in SPLITS}
 
 
