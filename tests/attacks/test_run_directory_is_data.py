@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -217,6 +218,8 @@ def test_a_forged_row_of_metrics_is_refused_by_the_report(honest: Path, tmp_path
         ("input", [1 << 40]),
         ("encoding", {"kind": "table", "label": "y", "columns": [{"mean": 1}]}),
         ("encoding", {"kind": "images", "shape": [3, 8, 8]}),
+        ("encoding", {"kind": "table", "label": "y", "columns": [{"name": "x", "mean": math.nan, "std": 1.0, "gaps": False}]}),
+        ("preprocess", {"mean": [math.inf], "std": [1.0], "scale": 1.0, "size": None}),
         ("preprocess", {"mean": [0.0, 1.0], "std": [1.0], "scale": 1.0, "size": None}),
         ("preprocess", {"mean": [0.0], "std": [0.0], "scale": 1.0, "size": None}),
     ],

@@ -119,6 +119,17 @@ def fits(value: Any, hint: Any) -> bool:
     return found and bool(coerced == value)
 
 
+def fits_json(value: Any, hint: Any) -> bool:
+    """Whether a value that was read as JSON ``fits``, and all its numbers are finite."""
+    return fits(value, hint) and _finite(value)
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(map(_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
     """Whether the value fits the hint, and the value coerced to it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

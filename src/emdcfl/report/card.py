@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors import SafetensorError, safe_open
 
-from emdcfl.core.checks import fits
+from emdcfl.core.checks import fits_json
 from emdcfl.core.metric import score_of
 from emdcfl.core.units import plural, quantity
 from emdcfl.report.svg import visible
@@ -83,7 +83,7 @@ def _metadata(folder: Path, key: str) -> Any:
     try:
         with safe_open(path, framework="pt") as file:
             value = json.loads((file.metadata() or {})[key])
-            return value if fits(value, INPUTS[key]) else None
+            return value if fits_json(value, INPUTS[key]) else None
     except (OSError, ValueError, KeyError, RecursionError, SafetensorError):
         return None
 

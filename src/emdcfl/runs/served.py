@@ -12,7 +12,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
-from emdcfl.core.checks import fits
+from emdcfl.core.checks import fits_json
 from emdcfl.core.errors import DataError
 from emdcfl.core.keys import global_seed
 from emdcfl.core.params import Network, average
@@ -125,7 +125,7 @@ class ModelInfo:
             refuse_code(recipe.name, where)
         parts = {key: json.loads(stored[key]) for key in INPUTS}
         for key, hint in INPUTS.items():
-            if not fits(parts[key], hint):
+            if not fits_json(parts[key], hint):
                 raise ValueError(f"{key} that no run writes")
         encoding, shape, preprocess = parts["encoding"], tuple(parts["input"]), Preprocess.from_dict(parts["preprocess"])
         known = encoding["kind"] != "images" or tuple(encoding["shape"]) == shape

@@ -5,11 +5,10 @@ A key that a version of emdcfl did not write yet may be missing; whoever needs i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
-from emdcfl.core.checks import describe, fits
+from emdcfl.core.checks import describe, fits_json
 from emdcfl.core.errors import StoreError
 from emdcfl.core.metric import metric_of
 
@@ -176,16 +175,9 @@ def check(found: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> Non
     for key, hint in hints.items():
         if key not in found:
             raise StoreError(f"{where}: no {key!r}; {AGAIN}")
-        if not fits(found[key], hint) or not _finite(found[key]):
+        if not fits_json(found[key], hint):
             told = "a run writes it" if isinstance(found[key], (dict, list)) else f"{describe(hint)}, got {type(found[key]).__name__}"
             raise StoreError(f"{where}: expected {key} as {told}; {AGAIN}")
-
-
-def _finite(value: Any) -> bool:
-    """Whether all numbers in a value of JSON are finite."""
-    if isinstance(value, (dict, list)):
-        return all(map(_finite, value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def check_summary(summary: Mapping[str, Any], where: str) -> None:
